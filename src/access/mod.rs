@@ -1,0 +1,5 @@
+//! How one operation reads an offloaded tensor.
+
+mod read;
+
+pub use read::Hosted;

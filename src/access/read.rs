@@ -1,0 +1,79 @@
+use std::{fmt, sync::OnceLock};
+
+use burn_backend::{DType, TensorData};
+use burn_ir::TensorHandle;
+
+use crate::{
+    host::HostBuffer,
+    target::{Kind, Layout, OffloadTarget},
+};
+
+/// A tensor's bytes in host memory, and the ways to read them.
+pub struct Hosted<B: OffloadTarget, K: Kind<B>> {
+    buffer: HostBuffer,
+    layout: Layout,
+    /// The element type as the bytes have it; a quantized tensor's packing may differ on the device.
+    stored: DType,
+    device: B::Device,
+    /// The tensor over the bytes in place, made at the first use.
+    alias: OnceLock<Option<K::Primitive>>,
+}
+
+impl<B: OffloadTarget, K: Kind<B>> Hosted<B, K> {
+    /// Bytes of a tensor of the given layout, `stored` as element type.
+    pub fn new(buffer: HostBuffer, layout: Layout, stored: DType, device: B::Device) -> Self {
+        Self {
+            buffer,
+            layout,
+            stored,
+            device,
+            alias: OnceLock::new(),
+        }
+    }
+
+    /// The host memory.
+    pub fn buffer(&self) -> &HostBuffer {
+        &self.buffer
+    }
+
+    /// The tensor's data, sharing the host memory.
+    pub fn data(&self) -> TensorData {
+        TensorData {
+            bytes: self.buffer.to_bytes(),
+            shape: self.layout.shape.clone(),
+            dtype: self.stored,
+        }
+    }
+
+    /// The tensor for one operation: over the host memory in place where that can be, else a copy
+    /// on the device.
+    pub fn read(&self) -> K::Primitive {
+        if let Some(alias) = self.alias.get_or_init(|| {
+            let handle = B::alias(&self.buffer, &self.layout, &self.device)?;
+            Some(self.tensor(handle))
+        }) {
+            return alias.clone();
+        }
+        match B::stage(&self.buffer, &self.layout, &self.device) {
+            Some(handle) => self.tensor(handle),
+            None => K::from_data(self.data(), &self.device),
+        }
+    }
+
+    fn tensor(&self, handle: B::Handle) -> K::Primitive {
+        K::from_handle(TensorHandle {
+            handle,
+            shape: self.layout.shape.clone(),
+        })
+    }
+}
+
+impl<B: OffloadTarget, K: Kind<B>> fmt::Debug for Hosted<B, K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Hosted")
+            .field("buffer", &self.buffer)
+            .field("shape", &self.layout.shape)
+            .field("dtype", &self.layout.dtype)
+            .finish()
+    }
+}

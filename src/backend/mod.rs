@@ -1,0 +1,221 @@
+//! `Offloaded<B>`: Burn's backend, over another one.
+
+mod ops;
+mod scope;
+mod slot;
+mod state;
+mod tensor;
+
+use std::{fmt, marker::PhantomData};
+
+use burn_backend::{
+    Backend, BackendTypes, DType, DTypeUsageSet, ExecutionError, TensorData,
+    tensor::{BoolTensor, FloatTensor, IntTensor, QuantizedTensor},
+};
+use burn_ir::{BackendIr, HandleKind, TensorHandle};
+
+use crate::{
+    error::OffloadError,
+    host::{HostOptions, Op, memory_limit},
+    policy::{Budget, ByteSize, OffloadPolicy},
+    report::Report,
+    target::{Bool, Float, Int, OffloadTarget, Quantized},
+};
+
+pub use tensor::OffloadedTensor;
+
+pub(crate) use scope::{Directive, with_directive};
+pub(crate) use slot::Placed;
+pub(crate) use state::DeviceState;
+
+/// The backend `B`, with part of its parameters in host memory.
+///
+/// It is used wherever `B` is, as the backend type of a model. Without [`configure`](Self::configure)
+/// it does what `B` does.
+///
+/// ```
+/// use burn::tensor::Tensor;
+/// use burn_flex::Flex;
+/// use burn_offload::{OffloadPolicy, Offloaded};
+///
+/// type B = Offloaded<Flex>;
+/// let device = Default::default();
+/// B::configure(&device, OffloadPolicy::host_budget("1MiB".parse::<bytesize::ByteSize>()?))?;
+/// let linear = burn::nn::LinearConfig::new(64, 64).init::<B>(&device);
+/// let output = linear.forward(Tensor::ones([1, 64], &device));
+/// assert_eq!(output.dims(), [1, 64]);
+/// println!("{}", B::report(&device));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct Offloaded<B>(PhantomData<B>);
+
+impl<B: OffloadTarget> Offloaded<B> {
+    /// Sets the policy for `device`: from now on the parameters that modules allocate there are
+    /// placed by it as they are made. Parameters that exist stay where they are;
+    /// [`place`](crate::place) moves them. Can be called again.
+    ///
+    /// # Errors
+    ///
+    /// [`OffloadError`] when the policy does not hold together, asks for more host memory than there
+    /// is, or the device cannot be used. The policy in force before then stays.
+    pub fn configure(device: &B::Device, policy: OffloadPolicy) -> Result<(), OffloadError> {
+        policy.validate()?;
+        Self::check_budget(&policy)?;
+        let options = HostOptions {
+            uva: policy.uva,
+            pin: policy.pin,
+        };
+        let host = B::open_host(device, options.with_environment())?;
+        if let Some(reason) = &host.fallback {
+            tracing::warn!(
+                device = ?device,
+                "offloaded weights are not read in place but copied to the device when needed, \
+                 from {} memory: {reason}",
+                host.memory(),
+            );
+        }
+        DeviceState::configure(device, policy, host);
+        Ok(())
+    }
+
+    pub(crate) fn check_budget(policy: &OffloadPolicy) -> Result<(), OffloadError> {
+        match (policy.budget, memory_limit()) {
+            (Budget::Host(budget), Some(limit)) if budget.as_u64() > limit => {
+                Err(OffloadError::BudgetExceedsMemory {
+                    budget,
+                    limit: ByteSize::b(limit),
+                })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// What is where on `device`, and why. Empty for a device that was never configured.
+    pub fn report(device: &B::Device) -> Report {
+        match DeviceState::get(device) {
+            Some(state) => Report::of_device(&state),
+            None => Report::empty(format!("{device:?}")),
+        }
+    }
+}
+
+impl<B> Clone for Offloaded<B> {
+    fn clone(&self) -> Self {
+        Self(PhantomData)
+    }
+}
+
+impl<B> Default for Offloaded<B> {
+    fn default() -> Self {
+        Self(PhantomData)
+    }
+}
+
+impl<B> fmt::Debug for Offloaded<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Offloaded")
+    }
+}
+
+impl<B: OffloadTarget> BackendTypes for Offloaded<B> {
+    type Device = B::Device;
+    type FloatTensorPrimitive = OffloadedTensor<B, Float>;
+    type FloatElem = B::FloatElem;
+    type IntTensorPrimitive = OffloadedTensor<B, Int>;
+    type IntElem = B::IntElem;
+    type BoolTensorPrimitive = OffloadedTensor<B, Bool>;
+    type BoolElem = B::BoolElem;
+    type QuantizedTensorPrimitive = OffloadedTensor<B, Quantized>;
+}
+
+impl<B: OffloadTarget> Backend for Offloaded<B> {
+    fn ad_enabled(device: &Self::Device) -> bool {
+        B::ad_enabled(device)
+    }
+
+    /// The parameter scope. What leaves it alive is a parameter, and goes where the policy says.
+    fn memory_persistent_allocations<
+        Output: Send,
+        Input: Send,
+        Func: Fn(Input) -> Output + Send,
+    >(
+        device: &Self::Device,
+        input: Input,
+        func: Func,
+    ) -> Output {
+        match DeviceState::get(device) {
+            // The backend keeps what is allocated in its persistent mode for good, so that is only
+            // for parameters that are sure to stay.
+            Some(state) if state.policy().budget != Budget::Nothing => scope::run(|| func(input)),
+            Some(_) => scope::run(|| B::memory_persistent_allocations(device, input, func)),
+            None => B::memory_persistent_allocations(device, input, func),
+        }
+    }
+
+    fn memory_cleanup(device: &Self::Device) {
+        B::memory_cleanup(device);
+    }
+
+    fn name(device: &Self::Device) -> String {
+        format!("offloaded<{}>", B::name(device))
+    }
+
+    fn seed(device: &Self::Device, seed: u64) {
+        B::seed(device, seed);
+    }
+
+    fn sync(device: &Self::Device) -> Result<(), ExecutionError> {
+        let _op = Op::enter();
+        B::sync(device)
+    }
+
+    fn staging<'a, Iter>(data: Iter, device: &Self::Device)
+    where
+        Iter: Iterator<Item = &'a mut TensorData>,
+    {
+        B::staging(data, device);
+    }
+
+    fn supports_dtype(device: &Self::Device, dtype: DType) -> bool {
+        B::supports_dtype(device, dtype)
+    }
+
+    fn dtype_usage(device: &Self::Device, dtype: DType) -> DTypeUsageSet {
+        B::dtype_usage(device, dtype)
+    }
+
+    fn device_count(type_id: u16) -> usize {
+        B::device_count(type_id)
+    }
+}
+
+macro_rules! handles {
+    ($($kind:ident, $tensor:ident, $from:ident, $into:ident;)*) => {
+        /// For Burn's router and remote backends.
+        impl<B: OffloadTarget> BackendIr for Offloaded<B> {
+            type Handle = HandleKind<Self>;
+            $(
+                fn $from(handle: TensorHandle<Self::Handle>) -> $tensor<Self> {
+                    match handle.handle {
+                        HandleKind::$kind(tensor) => tensor,
+                        other => panic!(
+                            "a {} tensor was asked for, but the handle is of a {} tensor",
+                            stringify!($kind),
+                            other.name(),
+                        ),
+                    }
+                }
+                fn $into(tensor: $tensor<Self>) -> Self::Handle {
+                    HandleKind::$kind(tensor)
+                }
+            )*
+        }
+    };
+}
+
+handles! {
+    Float, FloatTensor, float_tensor, float_tensor_handle;
+    Int, IntTensor, int_tensor, int_tensor_handle;
+    Bool, BoolTensor, bool_tensor, bool_tensor_handle;
+    Quantized, QuantizedTensor, quantized_tensor, quantized_tensor_handle;
+}

@@ -1,0 +1,63 @@
+//! Burn's operation traits, forwarded to the wrapped backend: one file a trait.
+//!
+//! Every method is listed, those with default bodies too, so that the wrapped backend's own faster
+//! versions are used. The lists are Burn's signatures; `forward!` turns each into a call with every
+//! tensor argument read ([`Lower`]) and every tensor result taken in ([`Lift`]).
+
+mod activation;
+mod bool;
+mod convert;
+mod float;
+mod int;
+mod module;
+mod quantized;
+mod transaction;
+
+use convert::{Lift, Lower};
+
+/// An operation that the wrapped backend does.
+macro_rules! forward {
+    ($(fn $name:ident($($arg:ident: $ty:ty),* $(,)?) -> $ret:ty;)*) => {$(
+        #[inline]
+        fn $name($($arg: $ty),*) -> $ret {
+            let op = Op::enter();
+            let output = B::$name($(Lower::lower($arg)),*);
+            drop(op);
+            Lift::lift(output)
+        }
+    )*};
+}
+
+/// An operation that moves no bytes. Of an offloaded tensor it is put off until that is read.
+macro_rules! views {
+    ($(fn $name:ident($tensor:ident: $ty:ty $(, $arg:ident: $arg_ty:ty)*) => $view:expr;)*) => {$(
+        #[inline]
+        fn $name($tensor: $ty $(, $arg: $arg_ty)*) -> $ty {
+            match $tensor.into_plain() {
+                Ok(tensor) => {
+                    let op = Op::enter();
+                    let output = B::$name(tensor $(, $arg)*);
+                    drop(op);
+                    Lift::lift(output)
+                }
+                Err(tensor) => tensor.view($view),
+            }
+        }
+    )*};
+}
+
+use {forward, views};
+
+mod prelude {
+    pub(super) use super::{Lift, Lower, forward, views};
+    pub(super) use crate::{
+        backend::{Offloaded, OffloadedTensor},
+        host::Op,
+        target::{Kind, OffloadTarget, View},
+    };
+    pub(super) use burn_backend::{
+        BoolDType, Distribution, ExecutionError, FloatDType, IntDType, Scalar, Shape, Slice,
+        TensorData, TensorPrimitive, ops::*, quantization::*, tensor::*,
+    };
+    pub(super) use std::ops::Range;
+}

@@ -1,0 +1,93 @@
+//! The parameter scope: what is allocated inside Burn's `memory_persistent_allocations` is a
+//! parameter, once it leaves the scope alive.
+
+use std::{
+    cell::RefCell,
+    sync::{Arc, Weak},
+};
+
+use crate::policy::OffloadPolicy;
+
+use super::slot::Placed;
+
+/// What the parameters that are about to be allocated are called, and the policy that places them,
+/// in place of the device's own.
+#[derive(Clone)]
+pub struct Directive {
+    /// The parameter's path.
+    pub name: String,
+    /// The policy.
+    pub policy: Arc<OffloadPolicy>,
+}
+
+#[derive(Default)]
+struct Scopes {
+    /// For each open scope the tensors made in it, in order.
+    born: Vec<Vec<Weak<dyn Placed>>>,
+    directives: Vec<Directive>,
+}
+
+thread_local! {
+    static SCOPES: RefCell<Scopes> = RefCell::default();
+}
+
+/// Whether this thread is inside a parameter scope.
+#[inline]
+pub fn is_open() -> bool {
+    SCOPES.with_borrow(|scopes| !scopes.born.is_empty())
+}
+
+/// Notes a tensor that was made in the innermost scope.
+pub fn note(tensor: Weak<dyn Placed>) {
+    SCOPES.with_borrow_mut(|scopes| {
+        if let Some(born) = scopes.born.last_mut() {
+            born.push(tensor);
+        }
+    });
+}
+
+/// The directive in force.
+pub fn directive() -> Option<Directive> {
+    SCOPES.with_borrow(|scopes| scopes.directives.last().cloned())
+}
+
+/// Runs `task` in a parameter scope, then settles the tensors that outlive it. After a panic the
+/// scope is closed, and nothing is settled.
+pub fn run<T>(task: impl FnOnce() -> T) -> T {
+    struct Close;
+    impl Drop for Close {
+        fn drop(&mut self) {
+            SCOPES.with_borrow_mut(|scopes| scopes.born.pop());
+        }
+    }
+
+    SCOPES.with_borrow_mut(|scopes| scopes.born.push(Vec::new()));
+    let close = Close;
+    let output = task();
+    let born = SCOPES.with_borrow_mut(|scopes| scopes.born.last_mut().map(std::mem::take));
+    drop(close);
+    let outside = !is_open();
+    for tensor in born.into_iter().flatten() {
+        match (tensor.upgrade(), outside) {
+            (Some(tensor), true) => tensor.settle(),
+            // An inner scope's tensor may still be dropped by the outer one.
+            (Some(_), false) => note(tensor),
+            (None, _) => {}
+        }
+    }
+    output
+}
+
+/// Runs `task` with a directive for the parameters it allocates.
+pub fn with_directive<T>(directive: Directive, task: impl FnOnce() -> T) -> T {
+    struct Pop;
+    impl Drop for Pop {
+        fn drop(&mut self) {
+            SCOPES.with_borrow_mut(|scopes| scopes.directives.pop());
+        }
+    }
+
+    SCOPES.with_borrow_mut(|scopes| scopes.directives.push(directive));
+    let _pop = Pop;
+    task()
+}

@@ -1,0 +1,486 @@
+//! A parameter's slot: the one place that says where its bytes are. Clones of a parameter, and the
+//! views of an offloaded one, share the slot, so that moving the parameter moves them all.
+
+use std::{
+    fmt,
+    sync::{Arc, Mutex, OnceLock, PoisonError, RwLock},
+};
+
+use burn_backend::{DType, TensorData, TensorMetadata};
+
+use crate::{
+    access::Hosted,
+    error::OffloadError,
+    host::{Admission, Charge, Entry, HostBuffer, MemoryKind, Op, Record},
+    policy::{Budget, Decision, OffloadPolicy, Placement, Reason, Used},
+    target::{Kind, Layout, OffloadTarget},
+};
+
+use super::{scope, state::DeviceState};
+
+/// A parameter on a device, whatever its kind and backend.
+pub trait Placed: Send + Sync {
+    /// Places a tensor that left a parameter scope alive, as the policy in force says.
+    fn settle(&self);
+    /// The parameter's line in the books, if it has one.
+    fn record(&self) -> Option<Record>;
+    /// Changes the parameter's line in the books, opening one where there is none.
+    fn annotate(&self, change: &mut dyn FnMut(&mut Record));
+    /// Moves the parameter to where the decision says. `twins` are parameters that may be tied to
+    /// this one: where one has the same bytes in host memory, they are shared.
+    ///
+    /// # Errors
+    ///
+    /// [`OffloadError`], and the parameter stays where it is.
+    fn move_to(
+        &self,
+        decision: Decision,
+        policy: &OffloadPolicy,
+        twins: &[Arc<dyn Placed>],
+    ) -> Result<bool, OffloadError>;
+    /// The host bytes, when offloaded.
+    fn host_buffer(&self) -> Option<HostBuffer>;
+    /// The state of the parameter's device, if that was configured.
+    fn state(&self) -> Option<Arc<DeviceState>>;
+}
+
+/// Where a parameter's bytes are.
+pub enum Place<B: OffloadTarget, K: Kind<B>> {
+    Resident(K::Primitive),
+    Offloaded(Arc<Hosted<B, K>>),
+}
+
+impl<B: OffloadTarget, K: Kind<B>> Clone for Place<B, K> {
+    fn clone(&self) -> Self {
+        match self {
+            Self::Resident(tensor) => Self::Resident(tensor.clone()),
+            Self::Offloaded(hosted) => Self::Offloaded(hosted.clone()),
+        }
+    }
+}
+
+/// See the module's own text.
+pub struct Slot<B: OffloadTarget, K: Kind<B>> {
+    pub layout: Layout,
+    pub device: B::Device,
+    place: RwLock<Place<B, K>>,
+    /// Serialises moves, so that the books and the place change together.
+    moving: Mutex<()>,
+    entry: OnceLock<Entry>,
+}
+
+impl<B: OffloadTarget, K: Kind<B>> Slot<B, K> {
+    /// A slot for a tensor that is on the device, not yet in the books.
+    pub fn resident(tensor: K::Primitive) -> Self {
+        Self {
+            layout: Layout {
+                shape: tensor.shape(),
+                dtype: tensor.dtype(),
+            },
+            device: K::device(&tensor),
+            place: RwLock::new(Place::Resident(tensor)),
+            moving: Mutex::new(()),
+            entry: OnceLock::new(),
+        }
+    }
+
+    /// Where the bytes are at this moment.
+    pub fn place(&self) -> Place<B, K> {
+        let place = self.place.read();
+        place.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The tensor, if it is resident and this was its only slot: the backend may then reuse its
+    /// memory, as it would without the slot.
+    pub fn into_place(self) -> Place<B, K> {
+        let place = self.place.into_inner();
+        place.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A parameter made straight from host data: into host memory where the policy says so, without
+    /// a trip through the device. `Err` gives the data back where it is to be resident.
+    pub fn from_data(data: TensorData, device: &B::Device) -> Result<Self, (TensorData, Declined)> {
+        let Some(state) = DeviceState::get(device) else {
+            return Err((data, Declined::default()));
+        };
+        let (name, policy) = orders(&state);
+        let bytes = data.bytes.len() as u64;
+        let admission = admit(&state, bytes, |used| {
+            policy.decide(name.as_deref(), bytes, used)
+        });
+        let decision = admission.decision;
+        let Some(charge) = admission.charge else {
+            return Err((data, Declined::new(name, decision, None)));
+        };
+        let buffer = match fill(&state, &data.bytes, charge) {
+            Ok(buffer) => buffer,
+            Err(refused) => {
+                warn_refused(name.as_deref(), bytes, &refused);
+                let declined = Declined::new(name, decision, Some(refused.to_string()));
+                return Err((data, declined));
+            }
+        };
+        let layout = Layout {
+            shape: data.shape.clone(),
+            dtype: data.dtype,
+        };
+        let record = record_of(&layout, bytes, name, decision, Some(buffer.kind()));
+        let hosted = Hosted::new(buffer, layout.clone(), data.dtype, device.clone());
+        Ok(Self {
+            layout,
+            device: device.clone(),
+            place: RwLock::new(Place::Offloaded(Arc::new(hosted))),
+            moving: Mutex::new(()),
+            entry: OnceLock::from(state.ledger.open(record)),
+        })
+    }
+
+    /// Opens the books for a resident slot, with what kept it from the host.
+    pub fn declined(&self, declined: Declined) {
+        if let (Some(decision), Some(state)) = (declined.decision, DeviceState::get(&self.device)) {
+            let mut record = record_of(&self.layout, self.bytes(), declined.name, decision, None);
+            record.decision.placement = Placement::Resident;
+            record.refused = declined.refused;
+            // Only a slot that nobody else has seen is declined.
+            self.entry.get_or_init(|| state.ledger.open(record));
+        }
+    }
+
+    fn bytes(&self) -> u64 {
+        match self.place() {
+            Place::Offloaded(hosted) => hosted.buffer().as_ref().len() as u64,
+            Place::Resident(_) => bytes_of(&self.layout),
+        }
+    }
+
+    fn set(&self, place: Place<B, K>) {
+        let old = {
+            let mut slot = self.place.write().unwrap_or_else(PoisonError::into_inner);
+            std::mem::replace(&mut *slot, place)
+        };
+        drop(old);
+    }
+
+    fn entry(&self, state: &DeviceState) -> &Entry {
+        self.entry.get_or_init(|| {
+            let decision = Decision {
+                placement: Placement::Resident,
+                reason: Reason::Unnamed,
+            };
+            let record = record_of(&self.layout, self.bytes(), None, decision, None);
+            state.ledger.open(record)
+        })
+    }
+
+    /// Copies a resident tensor's bytes to the host. The books are the caller's.
+    fn host_copy(
+        &self,
+        state: &DeviceState,
+        tensor: K::Primitive,
+        charge: Charge,
+    ) -> Result<Hosted<B, K>, OffloadError> {
+        let refused = |source| OffloadError::Refused {
+            name: self.name(),
+            bytes: bytes_of(&self.layout),
+            source,
+        };
+        let stored = self.layout.dtype;
+        let (buffer, stored) = if matches!(stored, DType::QFloat(_)) {
+            // Only the backend knows how it packs a quantized tensor.
+            let data = burn_backend::read_sync(Op::enter_future(K::into_data(tensor)));
+            let data = data.map_err(|err| OffloadError::Read {
+                reason: err.to_string(),
+            })?;
+            let buffer = fill(state, &data.bytes, charge).map_err(refused)?;
+            (buffer, data.dtype)
+        } else {
+            let bytes = bytes_of(&self.layout) as usize;
+            let allocator = state.host().allocator;
+            let mut memory = allocator.allocate(bytes, charge).map_err(refused)?;
+            B::download(K::erase(tensor), memory.bytes_mut())?;
+            (HostBuffer::new(memory), stored)
+        };
+        Ok(Hosted::new(
+            buffer,
+            self.layout.clone(),
+            stored,
+            self.device.clone(),
+        ))
+    }
+
+    fn name(&self) -> String {
+        let record = self.entry.get().map(Entry::record);
+        record
+            .and_then(|r| r.name)
+            .unwrap_or_else(|| "(unnamed)".into())
+    }
+
+    fn offload(
+        &self,
+        state: &DeviceState,
+        tensor: K::Primitive,
+        charge: Charge,
+        decision: Decision,
+    ) -> Result<(), OffloadError> {
+        match self.host_copy(state, tensor, charge) {
+            Ok(hosted) => {
+                let kind = hosted.buffer().kind();
+                let bytes = hosted.buffer().as_ref().len() as u64;
+                self.set(Place::Offloaded(Arc::new(hosted)));
+                self.entry(state).update(|r| {
+                    r.decision = decision;
+                    r.memory = Some(kind);
+                    r.bytes = bytes;
+                    r.refused = None;
+                });
+                Ok(())
+            }
+            Err(err) => {
+                let reason = err.to_string();
+                self.entry(state).update(|r| {
+                    r.decision.reason = decision.reason;
+                    r.refused = Some(reason);
+                });
+                Err(err)
+            }
+        }
+    }
+
+    fn share(&self, state: &DeviceState, twin: &dyn Placed, tensor: K::Primitive) -> bool {
+        let (Some(buffer), Some(theirs)) = (twin.host_buffer(), twin.record()) else {
+            return false;
+        };
+        let data = burn_backend::read_sync(Op::enter_future(K::into_data(tensor)));
+        let Ok(data) = data else { return false };
+        let mine: &[u8] = &data.bytes;
+        if mine != buffer.as_ref() {
+            return false;
+        }
+        let kind = buffer.kind();
+        let hosted = Hosted::new(buffer, self.layout.clone(), data.dtype, self.device.clone());
+        self.set(Place::Offloaded(Arc::new(hosted)));
+        self.entry(state).update(|r| {
+            r.decision = theirs.decision.clone();
+            r.memory = Some(kind);
+            r.shares = theirs.name.clone().or(Some("(unnamed)".into()));
+        });
+        true
+    }
+}
+
+impl<B: OffloadTarget, K: Kind<B>> Placed for Slot<B, K> {
+    fn settle(&self) {
+        let Some(state) = DeviceState::get(&self.device) else {
+            return;
+        };
+        let _moving = self.moving.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.entry.get().is_some() {
+            return;
+        }
+        let (name, policy) = orders(&state);
+        let bytes = self.bytes();
+        let admission = admit(&state, bytes, |used| {
+            policy.decide(name.as_deref(), bytes, used)
+        });
+        let mut resident = record_of(&self.layout, bytes, name.clone(), admission.decision, None);
+        let decision = resident.decision.clone();
+        resident.decision.placement = Placement::Resident;
+        self.entry.get_or_init(|| state.ledger.open(resident));
+        if let (Place::Resident(tensor), Some(charge)) = (self.place(), admission.charge)
+            && let Err(err) = self.offload(&state, tensor, charge, decision)
+        {
+            // Burn's allocation calls cannot fail; the report and the log say what happened.
+            warn_refused(name.as_deref(), bytes, &err);
+        }
+    }
+
+    fn record(&self) -> Option<Record> {
+        self.entry.get().map(Entry::record)
+    }
+
+    fn annotate(&self, change: &mut dyn FnMut(&mut Record)) {
+        if let Some(state) = DeviceState::get(&self.device) {
+            self.entry(&state).update(change);
+        }
+    }
+
+    fn move_to(
+        &self,
+        decision: Decision,
+        policy: &OffloadPolicy,
+        twins: &[Arc<dyn Placed>],
+    ) -> Result<bool, OffloadError> {
+        let Some(state) = DeviceState::get(&self.device) else {
+            return Ok(false);
+        };
+        let _moving = self.moving.lock().unwrap_or_else(PoisonError::into_inner);
+        match (decision.placement, self.place()) {
+            (Placement::Offloaded, Place::Resident(tensor)) => {
+                if twins
+                    .iter()
+                    .any(|twin| self.share(&state, &**twin, tensor.clone()))
+                {
+                    return Ok(true);
+                }
+                // The plan was made before; other threads may have taken from the budget since.
+                let bytes = bytes_of(&self.layout);
+                let admission = admit(&state, bytes, |used| match policy.budget {
+                    Budget::Host(cap) if used.offloaded.saturating_add(bytes) > cap.as_u64() => {
+                        Decision {
+                            placement: Placement::Resident,
+                            reason: Reason::OverHostBudget {
+                                left: cap.as_u64().saturating_sub(used.offloaded),
+                            },
+                        }
+                    }
+                    _ => decision.clone(),
+                });
+                match admission.charge {
+                    Some(charge) => self
+                        .offload(&state, tensor, charge, decision)
+                        .map(|()| true),
+                    None => {
+                        let decision = admission.decision;
+                        self.entry(&state).update(|r| r.decision = decision);
+                        Ok(false)
+                    }
+                }
+            }
+            (Placement::Resident, Place::Offloaded(hosted)) => {
+                let tensor = {
+                    let _op = Op::enter();
+                    K::from_data(hosted.data(), &self.device)
+                };
+                self.set(Place::Resident(tensor));
+                self.entry(&state).update(|r| {
+                    r.decision = decision;
+                    r.memory = None;
+                    r.shares = None;
+                });
+                Ok(true)
+            }
+            _ => {
+                self.entry(&state)
+                    .update(|r| r.decision.reason = decision.reason);
+                Ok(false)
+            }
+        }
+    }
+
+    fn host_buffer(&self) -> Option<HostBuffer> {
+        match self.place() {
+            Place::Offloaded(hosted) => Some(hosted.buffer().clone()),
+            Place::Resident(_) => None,
+        }
+    }
+
+    fn state(&self) -> Option<Arc<DeviceState>> {
+        DeviceState::get(&self.device)
+    }
+}
+
+impl<B: OffloadTarget, K: Kind<B>> fmt::Debug for Slot<B, K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.place() {
+            Place::Resident(tensor) => write!(f, "Resident({tensor:?})"),
+            Place::Offloaded(hosted) => hosted.fmt(f),
+        }
+    }
+}
+
+/// Why new host data was not taken in: what the books are told once the tensor is on the device.
+#[derive(Default)]
+pub struct Declined {
+    name: Option<String>,
+    decision: Option<Decision>,
+    refused: Option<String>,
+}
+
+impl Declined {
+    fn new(name: Option<String>, decision: Decision, refused: Option<String>) -> Self {
+        Self {
+            name,
+            decision: Some(decision),
+            refused,
+        }
+    }
+}
+
+/// The name and the policy for what is allocated now.
+fn orders(state: &DeviceState) -> (Option<String>, Arc<OffloadPolicy>) {
+    match scope::directive() {
+        Some(directive) => (Some(directive.name), directive.policy),
+        None => (None, state.policy()),
+    }
+}
+
+/// Asks the ledger; where only memory on its way back to the system stands in the way, waits for it
+/// and asks again.
+fn admit(state: &DeviceState, bytes: u64, decide: impl Fn(Used) -> Decision) -> Admission {
+    let admission = state.ledger.admit(bytes, &decide);
+    if matches!(admission.decision.reason, Reason::OverHostBudget { .. })
+        && state.ledger.retiring() > 0
+    {
+        state.host().allocator.reclaim();
+        return state.ledger.admit(bytes, &decide);
+    }
+    admission
+}
+
+fn fill(
+    state: &DeviceState,
+    data: &[u8],
+    charge: Charge,
+) -> Result<HostBuffer, crate::host::HostError> {
+    let mut memory = state.host().allocator.allocate(data.len(), charge)?;
+    memory.bytes_mut().copy_from_slice(data);
+    Ok(HostBuffer::new(memory))
+}
+
+fn record_of(
+    layout: &Layout,
+    bytes: u64,
+    name: Option<String>,
+    decision: Decision,
+    memory: Option<MemoryKind>,
+) -> Record {
+    Record {
+        name,
+        shape: layout.shape.to_vec(),
+        dtype: layout.dtype.name().to_string(),
+        bytes,
+        decision,
+        memory,
+        shares: None,
+        refused: None,
+    }
+}
+
+/// The bytes of a dense tensor; for a quantized one, of its packed values and its scales.
+pub fn bytes_of(layout: &Layout) -> u64 {
+    let elements = layout.shape.num_elements() as u64;
+    match layout.dtype {
+        DType::QFloat(scheme) => {
+            let scales = burn_std::quantization::params_shape(&layout.shape, scheme.level);
+            let scale = match scheme.param {
+                burn_backend::quantization::QuantParam::F32 => 4,
+                burn_backend::quantization::QuantParam::F16
+                | burn_backend::quantization::QuantParam::BF16 => 2,
+                burn_backend::quantization::QuantParam::UE8M0
+                | burn_backend::quantization::QuantParam::UE4M3 => 1,
+            };
+            let per_unit = scheme.num_quants() as u64;
+            let unit = scheme.size_bits_stored() as u64 / 8;
+            elements.div_ceil(per_unit) * unit + scales.num_elements() as u64 * scale
+        }
+        dtype => elements * dtype.size() as u64,
+    }
+}
+
+fn warn_refused(name: Option<&str>, bytes: u64, err: &dyn std::error::Error) {
+    tracing::warn!(
+        parameter = name.unwrap_or("(unnamed)"),
+        bytes,
+        "not offloaded, it stays on the device: {err}"
+    );
+}

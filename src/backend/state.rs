@@ -1,0 +1,114 @@
+use std::{
+    any::TypeId,
+    collections::HashMap,
+    sync::{
+        Arc, LazyLock, PoisonError, RwLock,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use burn_backend::{Device, DeviceId};
+
+use crate::{
+    host::Ledger,
+    policy::{Budget, OffloadPolicy},
+    target::HostAccess,
+};
+
+/// A device that was configured: its policy, its books and its host memory.
+///
+/// Keyed as Burn keys its own device settings, by the device and its type, so that every backend
+/// over one device (with and without fusion, with and without autodiff) shares one account.
+pub struct DeviceState {
+    /// The device, as Burn prints it.
+    pub device: String,
+    /// The account of the device's parameters.
+    pub ledger: Arc<Ledger>,
+    config: RwLock<Config>,
+}
+
+#[derive(Clone)]
+struct Config {
+    policy: Arc<OffloadPolicy>,
+    host: HostAccess,
+}
+
+type Key = (TypeId, DeviceId);
+
+static DEVICES: LazyLock<RwLock<HashMap<Key, Arc<DeviceState>>>> = LazyLock::new(RwLock::default);
+
+/// Whether any device has the `everything` policy, so that operations look at their results.
+static EVERYTHING: AtomicBool = AtomicBool::new(false);
+
+impl DeviceState {
+    /// The state of a configured device.
+    pub fn get<D: Device>(device: &D) -> Option<Arc<Self>> {
+        let devices = DEVICES.read().unwrap_or_else(PoisonError::into_inner);
+        devices.get(&Self::key(device)).cloned()
+    }
+
+    /// Sets a device's policy and host memory; what is already placed stays where it is.
+    pub fn configure<D: Device + std::fmt::Debug>(
+        device: &D,
+        policy: OffloadPolicy,
+        host: HostAccess,
+    ) -> Arc<Self> {
+        let config = Config {
+            policy: Arc::new(policy),
+            host,
+        };
+        let mut devices = DEVICES.write().unwrap_or_else(PoisonError::into_inner);
+        let state = match devices.get(&Self::key(device)) {
+            Some(state) => {
+                *state.write() = config;
+                state.clone()
+            }
+            None => {
+                let state = Arc::new(Self {
+                    device: format!("{device:?}"),
+                    ledger: Arc::default(),
+                    config: RwLock::new(config),
+                });
+                devices.insert(Self::key(device), state.clone());
+                state
+            }
+        };
+        let everything = devices.values().any(|s| s.offloads_everything());
+        EVERYTHING.store(everything, Ordering::SeqCst);
+        state
+    }
+
+    /// Whether any device's policy offloads every tensor, whatever made it.
+    #[inline]
+    pub fn any_offloads_everything() -> bool {
+        EVERYTHING.load(Ordering::Relaxed)
+    }
+
+    /// Whether this device's policy offloads every tensor, whatever made it.
+    pub fn offloads_everything(&self) -> bool {
+        self.policy().budget == Budget::Everything
+    }
+
+    /// The policy now in force.
+    pub fn policy(&self) -> Arc<OffloadPolicy> {
+        self.read().policy
+    }
+
+    /// The host memory new parameters get.
+    pub fn host(&self) -> HostAccess {
+        self.read().host
+    }
+
+    fn key<D: Device>(device: &D) -> Key {
+        (TypeId::of::<D>(), device.to_id())
+    }
+
+    fn read(&self) -> Config {
+        let config = self.config.read();
+        config.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn write(&self) -> std::sync::RwLockWriteGuard<'_, Config> {
+        self.config.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}

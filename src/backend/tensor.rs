@@ -1,0 +1,338 @@
+use std::{fmt, sync::Arc};
+
+use burn_backend::{
+    DType, ExecutionError, QTensorPrimitive, Shape, TensorData, TensorMetadata,
+    quantization::{QuantPropagation, QuantScheme},
+};
+use burn_std::quantization::QuantAcc;
+
+use crate::{
+    host::Op,
+    target::{Kind, OffloadTarget, Quantized, View},
+};
+
+use super::{
+    scope,
+    slot::{Place, Placed, Slot},
+    state::DeviceState,
+};
+
+/// A tensor of [`Offloaded`](crate::Offloaded): the wrapped backend's own, or a parameter that has
+/// a place.
+pub struct OffloadedTensor<B: OffloadTarget, K: Kind<B>>(Repr<B, K>);
+
+enum Repr<B: OffloadTarget, K: Kind<B>> {
+    /// An ordinary tensor.
+    Plain(K::Primitive),
+    /// A parameter, or views of an offloaded one.
+    Param(Box<Param<B, K>>),
+}
+
+struct Param<B: OffloadTarget, K: Kind<B>> {
+    slot: Arc<Slot<B, K>>,
+    /// Views not yet taken, oldest first.
+    views: Vec<View>,
+    shape: Shape,
+}
+
+impl<B: OffloadTarget, K: Kind<B>> OffloadedTensor<B, K> {
+    /// Takes in a tensor the wrapped backend made. Inside a parameter scope it may become a
+    /// parameter.
+    #[inline]
+    pub(crate) fn adopt(tensor: K::Primitive) -> Self {
+        if scope::is_open() || DeviceState::any_offloads_everything() {
+            Self::adopt_watched(tensor)
+        } else {
+            Self(Repr::Plain(tensor))
+        }
+    }
+
+    #[cold]
+    fn adopt_watched(tensor: K::Primitive) -> Self {
+        let Some(state) = DeviceState::get(&K::device(&tensor)) else {
+            return Self(Repr::Plain(tensor));
+        };
+        if state.offloads_everything() {
+            let slot = Arc::new(Slot::resident(tensor));
+            slot.settle();
+            return Self::of_slot(slot);
+        }
+        if !scope::is_open() {
+            return Self(Repr::Plain(tensor));
+        }
+        let slot = Arc::new(Slot::resident(tensor));
+        let placed: Arc<dyn Placed> = slot.clone();
+        scope::note(Arc::downgrade(&placed));
+        Self::of_slot(slot)
+    }
+
+    /// Takes in host data. Inside a parameter scope it goes straight to where the policy says.
+    pub(crate) fn from_data(data: TensorData, device: &B::Device) -> Self {
+        let everything = DeviceState::any_offloads_everything();
+        if !everything && !scope::is_open() {
+            return Self(Repr::Plain(K::from_data(data, device)));
+        }
+        let watched = scope::is_open()
+            || DeviceState::get(device).is_some_and(|state| state.offloads_everything());
+        if !watched {
+            return Self(Repr::Plain(K::from_data(data, device)));
+        }
+        match Slot::from_data(data, device) {
+            Ok(slot) => Self::of_slot(Arc::new(slot)),
+            Err((data, declined)) => {
+                let tensor = {
+                    let _op = Op::enter();
+                    K::from_data(data, device)
+                };
+                if DeviceState::get(device).is_none() {
+                    return Self(Repr::Plain(tensor));
+                }
+                let slot = Slot::resident(tensor);
+                slot.declined(declined);
+                Self::of_slot(Arc::new(slot))
+            }
+        }
+    }
+
+    /// The tensor as a parameter: as it is if it is one, else in a new slot.
+    pub(crate) fn into_param(self) -> Self {
+        match self.0 {
+            Repr::Plain(tensor) => Self::of_slot(Arc::new(Slot::resident(tensor))),
+            param @ Repr::Param(_) => Self(param),
+        }
+    }
+
+    /// The parameter's slot.
+    pub(crate) fn slot(&self) -> Option<Arc<dyn Placed>> {
+        match &self.0 {
+            Repr::Plain(_) => None,
+            Repr::Param(param) => Some(param.slot.clone()),
+        }
+    }
+
+    fn of_slot(slot: Arc<Slot<B, K>>) -> Self {
+        let shape = slot.layout.shape.clone();
+        Self(Repr::Param(Box::new(Param {
+            slot,
+            views: Vec::new(),
+            shape,
+        })))
+    }
+
+    /// The wrapped backend's tensor, for one operation.
+    #[inline]
+    pub(crate) fn read(self) -> K::Primitive {
+        match self.0 {
+            Repr::Plain(tensor) => tensor,
+            Repr::Param(param) => param.read(),
+        }
+    }
+
+    /// The wrapped backend's tensor, or this as it is where it is a parameter.
+    #[inline]
+    pub(crate) fn into_plain(self) -> Result<K::Primitive, Self> {
+        match self.0 {
+            Repr::Plain(tensor) => Ok(tensor),
+            param @ Repr::Param(_) => Err(Self(param)),
+        }
+    }
+
+    /// A view of the tensor. That of an offloaded one waits until it is read.
+    pub(crate) fn view(self, view: View) -> Self {
+        let tensor = match self.0 {
+            Repr::Param(param) => match param.view(view.clone()) {
+                Ok(param) => return Self(Repr::Param(param)),
+                Err(param) => param.read(),
+            },
+            Repr::Plain(tensor) => tensor,
+        };
+        let op = Op::enter();
+        let tensor = K::view(tensor, view);
+        drop(op);
+        Self::adopt(tensor)
+    }
+
+    /// The tensor itself, through an operation that is about the autodiff graph only.
+    #[inline]
+    pub(crate) fn same(self, f: impl FnOnce(K::Primitive) -> K::Primitive) -> Self {
+        match self.0 {
+            Repr::Plain(tensor) => Self(Repr::Plain(f(tensor))),
+            param @ Repr::Param(_) => Self(param),
+        }
+    }
+
+    /// Asks the wrapped backend's tensor, if this is one.
+    pub(crate) fn plain(&self) -> Option<&K::Primitive> {
+        match &self.0 {
+            Repr::Plain(tensor) => Some(tensor),
+            Repr::Param(_) => None,
+        }
+    }
+
+    pub(crate) fn device(&self) -> B::Device {
+        match &self.0 {
+            Repr::Plain(tensor) => K::device(tensor),
+            Repr::Param(param) => param.slot.device.clone(),
+        }
+    }
+
+    /// Free on the same device. A parameter is placed on the other device by that one's policy.
+    pub(crate) fn to_device(self, device: &B::Device) -> Self {
+        if *device == self.device() {
+            return self;
+        }
+        if let Repr::Param(param) = &self.0
+            && let Some(data) = param.host_data()
+        {
+            return scope::run(|| Self::from_data(data, device));
+        }
+        let is_param = matches!(self.0, Repr::Param(_));
+        let move_it = || {
+            let op = Op::enter();
+            let tensor = K::to_device(self.read(), device);
+            drop(op);
+            Self::adopt(tensor)
+        };
+        if is_param {
+            scope::run(move_it)
+        } else {
+            move_it()
+        }
+    }
+
+    /// The data: an offloaded tensor's straight from the host memory.
+    pub(crate) async fn into_data(self) -> Result<TensorData, ExecutionError> {
+        if let Some(data) = self.host_data() {
+            return Ok(data);
+        }
+        let future = {
+            let _op = Op::enter();
+            K::into_data(self.read())
+        };
+        Op::enter_future(future).await
+    }
+
+    /// The data of an offloaded tensor as it lies in host memory.
+    pub(crate) fn host_data(&self) -> Option<TensorData> {
+        match &self.0 {
+            Repr::Plain(_) => None,
+            Repr::Param(param) => param.host_data(),
+        }
+    }
+}
+
+impl<B: OffloadTarget, K: Kind<B>> Param<B, K> {
+    fn read(self) -> K::Primitive {
+        let place = match Arc::try_unwrap(self.slot) {
+            Ok(slot) => slot.into_place(),
+            Err(slot) => slot.place(),
+        };
+        let tensor = match place {
+            Place::Resident(tensor) => tensor,
+            Place::Offloaded(hosted) => hosted.read(),
+        };
+        self.views.into_iter().fold(tensor, K::view)
+    }
+
+    /// Puts the view off. `Err` gives the parameter back where the view must be taken now.
+    fn view(mut self: Box<Self>, view: View) -> Result<Box<Self>, Box<Self>> {
+        let lazy = K::LAZY_VIEWS && matches!(self.slot.place(), Place::Offloaded(_));
+        match view.shape(&self.shape) {
+            Some(shape) if lazy => {
+                self.views.push(view);
+                self.shape = shape;
+                Ok(self)
+            }
+            _ => Err(self),
+        }
+    }
+
+    fn host_data(&self) -> Option<TensorData> {
+        if !self.views.is_empty() {
+            return None;
+        }
+        match self.slot.place() {
+            Place::Offloaded(hosted) => Some(hosted.data()),
+            Place::Resident(_) => None,
+        }
+    }
+}
+
+impl<B: OffloadTarget, K: Kind<B>> Clone for OffloadedTensor<B, K> {
+    #[inline]
+    fn clone(&self) -> Self {
+        Self(match &self.0 {
+            Repr::Plain(tensor) => Repr::Plain(tensor.clone()),
+            Repr::Param(param) => Repr::Param(Box::new(Param {
+                slot: param.slot.clone(),
+                views: param.views.clone(),
+                shape: param.shape.clone(),
+            })),
+        })
+    }
+}
+
+impl<B: OffloadTarget, K: Kind<B>> fmt::Debug for OffloadedTensor<B, K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Repr::Plain(tensor) => tensor.fmt(f),
+            Repr::Param(param) => f
+                .debug_struct("Param")
+                .field("slot", &param.slot)
+                .field("views", &param.views)
+                .finish(),
+        }
+    }
+}
+
+impl<B: OffloadTarget, K: Kind<B>> TensorMetadata for OffloadedTensor<B, K> {
+    #[inline]
+    fn dtype(&self) -> DType {
+        match &self.0 {
+            Repr::Plain(tensor) => tensor.dtype(),
+            Repr::Param(param) => param.slot.layout.dtype,
+        }
+    }
+
+    #[inline]
+    fn shape(&self) -> Shape {
+        match &self.0 {
+            Repr::Plain(tensor) => tensor.shape(),
+            Repr::Param(param) => param.shape.clone(),
+        }
+    }
+
+    #[inline]
+    fn rank(&self) -> usize {
+        match &self.0 {
+            Repr::Plain(tensor) => tensor.rank(),
+            Repr::Param(param) => param.shape.rank(),
+        }
+    }
+}
+
+impl<B: OffloadTarget> QTensorPrimitive for OffloadedTensor<B, Quantized> {
+    fn scheme(&self) -> &QuantScheme {
+        match &self.0 {
+            Repr::Plain(tensor) => tensor.scheme(),
+            Repr::Param(param) => match &param.slot.layout.dtype {
+                DType::QFloat(scheme) => scheme,
+                dtype => unreachable!("a quantized parameter has a scheme, not {dtype:?}"),
+            },
+        }
+    }
+
+    fn acc_precision(&self) -> QuantAcc {
+        self.plain()
+            .map_or(QuantAcc::F32, QTensorPrimitive::acc_precision)
+    }
+
+    fn propagation(&self) -> QuantPropagation {
+        self.plain()
+            .map_or(QuantPropagation::Inhibit, QTensorPrimitive::propagation)
+    }
+
+    fn default_scheme() -> QuantScheme {
+        B::QuantizedTensorPrimitive::default_scheme()
+    }
+}

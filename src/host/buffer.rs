@@ -1,0 +1,159 @@
+use std::{any::Any, fmt, sync::Arc};
+
+use super::Charge;
+
+/// What kind of host memory a buffer is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MemoryKind {
+    /// Ordinary memory, which the system may page out.
+    Pageable,
+    /// Page-locked memory, which the copy engine reads at full speed.
+    Pinned,
+    /// Page-locked memory that device kernels also read in place.
+    Mapped,
+}
+
+impl fmt::Display for MemoryKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Pageable => "pageable",
+            Self::Pinned => "pinned",
+            Self::Mapped => "mapped",
+        })
+    }
+}
+
+/// Why the system gave no host memory.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("the system refused {bytes} bytes of {kind} host memory: {reason}; {advice}")]
+pub struct HostError {
+    /// The bytes asked for.
+    pub bytes: usize,
+    /// The kind of memory asked for.
+    pub kind: MemoryKind,
+    /// What the system said.
+    pub reason: String,
+    /// What to do about it.
+    pub advice: &'static str,
+}
+
+/// One allocation of host memory. It is written while it is exclusively owned, and only read
+/// once it is inside a [`HostBuffer`].
+pub trait HostMemory: Any + Send + Sync {
+    /// The bytes.
+    fn bytes(&self) -> &[u8];
+    /// The bytes, to be filled.
+    fn bytes_mut(&mut self) -> &mut [u8];
+    /// What kind of memory this is.
+    fn kind(&self) -> MemoryKind;
+}
+
+/// Makes host memory of one kind for one device.
+pub trait HostAllocator: Send + Sync {
+    /// What kind of memory this allocator makes.
+    fn kind(&self) -> MemoryKind;
+
+    /// Takes exactly `bytes` bytes from the system, zeroed or not. The memory keeps `charge` until
+    /// it is given back.
+    ///
+    /// # Errors
+    ///
+    /// [`HostError`] when the system has none.
+    fn allocate(&self, bytes: usize, charge: Charge) -> Result<Box<dyn HostMemory>, HostError>;
+
+    /// Blocks until the memory of buffers that nobody holds any more is given back, as far as the
+    /// device's queued work allows.
+    fn reclaim(&self) {}
+}
+
+/// A parameter's bytes in host memory: immutable and shared.
+#[derive(Clone)]
+pub struct HostBuffer(Arc<dyn HostMemory>);
+
+impl HostBuffer {
+    /// Seals filled memory.
+    pub fn new(memory: Box<dyn HostMemory>) -> Self {
+        Self(memory.into())
+    }
+
+    /// What kind of memory this is.
+    pub fn kind(&self) -> MemoryKind {
+        self.0.kind()
+    }
+
+    /// The memory as `M`, when an allocator of that type made it.
+    pub fn downcast<M: HostMemory>(&self) -> Option<&M> {
+        let memory: &dyn Any = &*self.0;
+        memory.downcast_ref()
+    }
+
+    /// A view of the bytes that Burn's `TensorData` takes without a copy, and copies when written.
+    pub fn to_bytes(&self) -> burn_backend::Bytes {
+        let property = match self.kind() {
+            MemoryKind::Pageable => burn_backend::AllocationProperty::Other,
+            MemoryKind::Pinned | MemoryKind::Mapped => burn_backend::AllocationProperty::Pinned,
+        };
+        burn_backend::Bytes::from_shared(bytes::Bytes::from_owner(self.clone()), property)
+    }
+}
+
+impl AsRef<[u8]> for HostBuffer {
+    fn as_ref(&self) -> &[u8] {
+        self.0.bytes()
+    }
+}
+
+impl fmt::Debug for HostBuffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "HostBuffer({} bytes, {})",
+            self.as_ref().len(),
+            self.kind()
+        )
+    }
+}
+
+/// Ordinary memory, mapped from the system page by page so that a dropped parameter's pages go
+/// back at once.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct PageableAllocator;
+
+struct Pageable {
+    map: memmap2::MmapMut,
+    _charge: Charge,
+}
+
+impl HostAllocator for PageableAllocator {
+    fn kind(&self) -> MemoryKind {
+        MemoryKind::Pageable
+    }
+
+    fn allocate(&self, bytes: usize, charge: Charge) -> Result<Box<dyn HostMemory>, HostError> {
+        let map = memmap2::MmapMut::map_anon(bytes).map_err(|err| HostError {
+            bytes,
+            kind: MemoryKind::Pageable,
+            reason: err.to_string(),
+            advice: "lower the host budget or free memory",
+        })?;
+        Ok(Box::new(Pageable {
+            map,
+            _charge: charge,
+        }))
+    }
+}
+
+impl HostMemory for Pageable {
+    fn bytes(&self) -> &[u8] {
+        &self.map
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.map
+    }
+
+    fn kind(&self) -> MemoryKind {
+        MemoryKind::Pageable
+    }
+}

@@ -1,0 +1,20 @@
+#![doc = include_str!("../README.md")]
+#![deny(missing_docs)]
+
+mod access;
+mod backend;
+mod error;
+pub mod host;
+pub mod module;
+pub mod policy;
+pub mod report;
+pub mod target;
+
+pub use backend::{Offloaded, OffloadedTensor};
+pub use error::OffloadError;
+pub use module::{PlaceError, place};
+pub use policy::{
+    ByteSize, Decision, OffloadPolicy, Order, ParamInfo, Placement, PolicyError, Reason, Used,
+};
+pub use report::Report;
+pub use target::OffloadTarget;

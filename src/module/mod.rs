@@ -1,0 +1,8 @@
+//! Burn modules: placing their parameters by name.
+
+mod backend;
+mod path;
+mod place;
+
+pub use backend::OffloadBackend;
+pub use place::{PlaceError, place};

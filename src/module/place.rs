@@ -1,0 +1,356 @@
+use std::{collections::HashMap, fmt, sync::Arc};
+
+use burn::{
+    module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId, Parameter},
+    tensor::{Bool as BoolKind, Int as IntKind, Tensor, TensorPrimitive},
+};
+use burn_backend::Backend;
+
+use crate::{
+    backend::{DeviceState, Directive, Offloaded, OffloadedTensor, Placed, with_directive},
+    error::OffloadError,
+    host::Record,
+    policy::{OffloadPolicy, ParamInfo, Placement, Used},
+    report::Report,
+    target::Kind,
+};
+
+use super::{backend::OffloadBackend, path::Path};
+
+/// Placing stopped: what went wrong, and the module, whole and usable. What was moved before stays
+/// where it went.
+#[derive(Debug)]
+pub struct PlaceError<M> {
+    /// The module.
+    pub module: M,
+    /// What went wrong.
+    pub error: OffloadError,
+}
+
+impl<M> fmt::Display for PlaceError<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl<M: fmt::Debug> std::error::Error for PlaceError<M> {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.error.source()
+    }
+}
+
+impl<M> From<PlaceError<M>> for OffloadError {
+    fn from(err: PlaceError<M>) -> Self {
+        err.error
+    }
+}
+
+/// Places a module's parameters, float, integer, boolean and quantized, by name.
+///
+/// The names are the paths of the fields, as in `layers.3.mlp.up.weight`, under `prefix` (empty for
+/// none). Parameters that are not initialised yet are initialised straight into their place; the
+/// others are moved where the policy wants them elsewhere. The budget counts what the device holds
+/// besides this module, so several modules can be placed under one. A parameter that several
+/// fields share is stored and counted once.
+///
+/// A device that was never configured gets its host memory by this policy, and offloads nothing by
+/// itself.
+///
+/// Returns the module and the places of its parameters.
+///
+/// # Errors
+///
+/// [`PlaceError`], with the module in it: when a selector matches no parameter, when the parameters
+/// that must stay do not fit the device budget, or when the system refuses memory.
+///
+/// ```
+/// use burn::nn::LinearConfig;
+/// use burn_flex::Flex;
+/// use burn_offload::{OffloadPolicy, Offloaded, place};
+///
+/// let linear = LinearConfig::new(64, 64).init::<Offloaded<Flex>>(&Default::default());
+/// let policy = OffloadPolicy::host_budget(bytesize::ByteSize::mib(1)).with_params(["weight"]);
+/// let (linear, report) = place(linear, "head", &policy)?;
+/// assert_eq!(report.offloaded_bytes(), 64 * 64 * 4);
+/// assert_eq!(report.parameters[0].name.as_deref(), Some("head.weight"));
+/// # Ok::<(), burn_offload::OffloadError>(())
+/// ```
+pub fn place<B: OffloadBackend, M: Module<B>>(
+    module: M,
+    prefix: &str,
+    policy: &OffloadPolicy,
+) -> Result<(M, Report), PlaceError<M>> {
+    let mut survey = Survey::<B> {
+        path: Path::new(prefix),
+        names: Vec::new(),
+        devices: Vec::new(),
+    };
+    module.visit(&mut survey);
+    if let Err(error) = survey.prepare(policy) {
+        return Err(PlaceError { module, error });
+    }
+    let mut placer = Placer::<B> {
+        path: Path::new(prefix),
+        policy: Arc::new(policy.clone()),
+        found: Vec::new(),
+        twins: HashMap::new(),
+        backend: std::marker::PhantomData,
+    };
+    let module = module.map(&mut placer);
+    let placed = placer.settle();
+    for device in &survey.devices {
+        // Parameters that were made on the device and moved leave their memory with the backend.
+        B::memory_cleanup(device);
+    }
+    match placed {
+        Ok(records) => {
+            let device = survey.devices.first();
+            let report = match device.and_then(DeviceState::get) {
+                Some(state) => Report::of(&state, records),
+                None => Report::empty(String::new()),
+            };
+            report.log();
+            Ok((module, report))
+        }
+        Err(error) => Err(PlaceError { module, error }),
+    }
+}
+
+/// Looks at a module without initialising anything.
+struct Survey<B: Backend> {
+    path: Path,
+    names: Vec<String>,
+    devices: Vec<B::Device>,
+}
+
+impl<B: OffloadBackend> Survey<B> {
+    fn see(&mut self, device: B::Device) {
+        self.names.push(self.path.name());
+        if !self.devices.contains(&device) {
+            self.devices.push(device);
+        }
+    }
+
+    /// Checks the policy against the names, and opens the devices.
+    fn prepare(&self, policy: &OffloadPolicy) -> Result<(), OffloadError> {
+        let names = self.names.iter().map(|name| ParamInfo {
+            name: name.clone(),
+            bytes: 0,
+        });
+        policy.plan(&names.collect::<Vec<_>>(), Used::default())?;
+        for device in &self.devices {
+            if DeviceState::get(device).is_none() {
+                let quiet = OffloadPolicy::nothing()
+                    .with_uva(policy.uva)
+                    .with_pin(policy.pin);
+                Offloaded::<B::Target>::configure(device, quiet)?;
+            }
+            Offloaded::<B::Target>::check_budget(policy)?;
+        }
+        Ok(())
+    }
+}
+
+impl<B: OffloadBackend> ModuleVisitor<B> for Survey<B> {
+    fn enter_module(&mut self, name: &str, _container: &str) {
+        self.path.enter(name);
+    }
+    fn exit_module(&mut self, _name: &str, _container: &str) {
+        self.path.exit();
+    }
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+        self.see(param.lazy_device());
+    }
+    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<B, D, IntKind>>) {
+        self.see(param.lazy_device());
+    }
+    fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<B, D, BoolKind>>) {
+        self.see(param.lazy_device());
+    }
+}
+
+/// Gives every parameter a slot, initialising those that are not.
+struct Placer<B: Backend> {
+    path: Path,
+    policy: Arc<OffloadPolicy>,
+    found: Vec<Found>,
+    /// Parameters by id: those with one id may be tied.
+    twins: HashMap<ParamId, Vec<Arc<dyn Placed>>>,
+    backend: std::marker::PhantomData<B>,
+}
+
+struct Found {
+    name: String,
+    slot: Arc<dyn Placed>,
+    twins: Vec<Arc<dyn Placed>>,
+    /// Whether the same slot came before, under another name.
+    again: bool,
+}
+
+impl<B: OffloadBackend> Placer<B> {
+    fn initialise<T: Parameter>(&self, param: &Param<T>) {
+        if !param.is_initialized() {
+            let directive = Directive {
+                name: self.path.name(),
+                policy: self.policy.clone(),
+            };
+            with_directive(directive, || drop(param.val()));
+        }
+    }
+
+    fn find<K: Kind<B::Target>>(
+        &mut self,
+        id: ParamId,
+        tensor: OffloadedTensor<B::Target, K>,
+    ) -> OffloadedTensor<B::Target, K> {
+        let tensor = tensor.into_param();
+        if let Some(slot) = tensor.slot() {
+            let again = self.found.iter().any(|f| Arc::ptr_eq(&f.slot, &slot));
+            let twins = self.twins.entry(id).or_default();
+            self.found.push(Found {
+                name: self.path.name(),
+                slot: slot.clone(),
+                twins: twins.clone(),
+                again,
+            });
+            if !again {
+                twins.push(slot);
+            }
+        }
+        tensor
+    }
+
+    /// Plans for each device, and moves what is not where the plan wants it.
+    fn settle(&self) -> Result<Vec<Record>, OffloadError> {
+        let mut first_error = None;
+        for state in self.devices() {
+            let here: Vec<&Found> = self
+                .found
+                .iter()
+                .filter(|f| !f.again && f.slot.state().is_some_and(|s| Arc::ptr_eq(&s, &state)))
+                .collect();
+            if let Err(err) = self.settle_device(&state, &here) {
+                first_error.get_or_insert(err);
+            }
+        }
+        match first_error {
+            Some(err) => Err(err),
+            None => Ok(self.records()),
+        }
+    }
+
+    fn settle_device(&self, state: &DeviceState, here: &[&Found]) -> Result<(), OffloadError> {
+        let mut used = state.ledger.used();
+        let mut params = Vec::with_capacity(here.len());
+        for found in here {
+            found
+                .slot
+                .annotate(&mut |r| r.name = Some(found.name.clone()));
+            let record = found.slot.record();
+            let bytes = record.as_ref().map_or(0, |r| r.bytes);
+            if let Some(record) = record.filter(|r| r.shares.is_none()) {
+                let side = match record.decision.placement {
+                    Placement::Resident => &mut used.resident,
+                    Placement::Offloaded => &mut used.offloaded,
+                };
+                *side = side.saturating_sub(bytes);
+            }
+            params.push(ParamInfo {
+                name: found.name.clone(),
+                bytes,
+            });
+        }
+        // What is on its way back to the system is free by the time it is needed.
+        used.offloaded = used.offloaded.saturating_sub(state.ledger.retiring());
+        let plan = self.policy.plan(&params, used)?;
+        // Room is made before it is taken.
+        for first in [Placement::Resident, Placement::Offloaded] {
+            for (found, decision) in here.iter().zip(&plan) {
+                if decision.placement == first {
+                    found
+                        .slot
+                        .move_to(decision.clone(), &self.policy, &found.twins)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn devices(&self) -> Vec<Arc<DeviceState>> {
+        let mut states: Vec<Arc<DeviceState>> = Vec::new();
+        for state in self.found.iter().filter_map(|f| f.slot.state()) {
+            if !states.iter().any(|s| Arc::ptr_eq(s, &state)) {
+                states.push(state);
+            }
+        }
+        states
+    }
+
+    /// A line for every name. A name whose slot has another name too is tied to that.
+    fn records(&self) -> Vec<Record> {
+        let lines = self.found.iter().filter_map(|found| {
+            let mut record = found.slot.record()?;
+            if found.again {
+                record.shares = record.name.replace(found.name.clone());
+            }
+            Some(record)
+        });
+        lines.collect()
+    }
+
+    fn float<const D: usize>(&mut self, id: ParamId, tensor: Tensor<B, D>) -> Tensor<B, D> {
+        let require_grad = tensor.is_require_grad();
+        match tensor.clone().into_primitive() {
+            TensorPrimitive::Float(primitive) => {
+                let inner = B::float_inner(primitive);
+                let had_slot = inner.slot().is_some();
+                let placed = self.find(id, inner);
+                if had_slot {
+                    return tensor;
+                }
+                let primitive = B::float_from_inner(placed);
+                Tensor::from_primitive(TensorPrimitive::Float(primitive))
+                    .set_require_grad(require_grad)
+            }
+            TensorPrimitive::QFloat(primitive) => {
+                let placed = self.find(id, B::quantized_inner(primitive));
+                Tensor::from_primitive(TensorPrimitive::QFloat(B::quantized_from_inner(placed)))
+            }
+        }
+    }
+}
+
+impl<B: OffloadBackend> ModuleMapper<B> for Placer<B> {
+    fn enter_module(&mut self, name: &str, _container: &str) {
+        self.path.enter(name);
+    }
+    fn exit_module(&mut self, _name: &str, _container: &str) {
+        self.path.exit();
+    }
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
+        self.initialise(&param);
+        let (id, tensor, mapper) = param.consume();
+        let tensor = self.float(id, tensor);
+        Param::from_mapped_value(id, tensor, mapper)
+    }
+    fn map_int<const D: usize>(
+        &mut self,
+        param: Param<Tensor<B, D, IntKind>>,
+    ) -> Param<Tensor<B, D, IntKind>> {
+        self.initialise(&param);
+        let (id, tensor, mapper) = param.consume();
+        let placed = self.find(id, B::int_inner(tensor.into_primitive()));
+        let tensor = Tensor::from_primitive(B::int_from_inner(placed));
+        Param::from_mapped_value(id, tensor, mapper)
+    }
+    fn map_bool<const D: usize>(
+        &mut self,
+        param: Param<Tensor<B, D, BoolKind>>,
+    ) -> Param<Tensor<B, D, BoolKind>> {
+        self.initialise(&param);
+        let (id, tensor, mapper) = param.consume();
+        let placed = self.find(id, B::bool_inner(tensor.into_primitive()));
+        let tensor = Tensor::from_primitive(B::bool_from_inner(placed));
+        Param::from_mapped_value(id, tensor, mapper)
+    }
+}

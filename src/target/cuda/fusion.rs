@@ -1,0 +1,91 @@
+use burn_backend::Shape;
+use burn_cubecl::{
+    BoolElement, CubeBackend, FloatElement, IntElement, fusion::FusionCubeRuntime,
+    tensor::CubeTensor,
+};
+use burn_fusion::{
+    Fusion, FusionBackend, FusionTensor, NoOp, client::GlobalFusionClient, get_client,
+    stream::OperationStreams,
+};
+use burn_ir::{BackendIr, HandleKind, InitOperationIr, OperationIr};
+use cubecl::cuda::{CudaDevice, CudaRuntime};
+
+use crate::{
+    error::OffloadError,
+    host::{HostBuffer, HostOptions},
+    target::{HostAccess, Layout, OffloadTarget},
+};
+
+use super::{driver, tensor};
+
+type Runtime = FusionCubeRuntime<CudaRuntime>;
+
+impl<F, I, BT> OffloadTarget for Fusion<CubeBackend<CudaRuntime, F, I, BT>>
+where
+    F: FloatElement,
+    I: IntElement,
+    BT: BoolElement,
+{
+    fn open_host(device: &CudaDevice, options: HostOptions) -> Result<HostAccess, OffloadError> {
+        let access = driver::open(device, options)?;
+        driver::queue(device)?.wait_for_fusion_with(|device| {
+            GlobalFusionClient::<Runtime>::load(device).sync(|| ());
+        });
+        Ok(access)
+    }
+
+    fn alias(buffer: &HostBuffer, layout: &Layout, device: &CudaDevice) -> Option<Self::Handle> {
+        let tensor = tensor::alias(buffer, layout, device)?;
+        Some(register::<CubeBackend<CudaRuntime, F, I, BT>>(
+            tensor,
+            layout.shape.clone(),
+            device,
+        ))
+    }
+
+    fn stage(buffer: &HostBuffer, layout: &Layout, device: &CudaDevice) -> Option<Self::Handle> {
+        let tensor = tensor::stage(buffer, layout, device)?;
+        Some(register::<CubeBackend<CudaRuntime, F, I, BT>>(
+            tensor,
+            layout.shape.clone(),
+            device,
+        ))
+    }
+
+    fn download(tensor: HandleKind<Self>, out: &mut [u8]) -> Result<(), OffloadError> {
+        let tensor = match tensor {
+            HandleKind::Float(tensor)
+            | HandleKind::Int(tensor)
+            | HandleKind::Bool(tensor)
+            | HandleKind::Quantized(tensor) => tensor,
+        };
+        // CubeCL has one tensor type for all kinds, so this gives any of them.
+        let client = tensor.client.clone();
+        tensor::download(
+            client.resolve_tensor_float::<CubeBackend<CudaRuntime, F, I, BT>>(tensor),
+            out,
+        )
+    }
+}
+
+/// Makes a tensor known to fusion.
+fn register<B>(
+    tensor: CubeTensor<CudaRuntime>,
+    shape: Shape,
+    device: &CudaDevice,
+) -> FusionTensor<Runtime>
+where
+    B: FusionBackend<FusionRuntime = Runtime>
+        + BackendIr<Device = CudaDevice, FloatTensorPrimitive = CubeTensor<CudaRuntime>>,
+{
+    let client = get_client::<B>(device);
+    let dtype = tensor.dtype;
+    let handle = B::float_tensor_handle(tensor);
+    let init = InitOperationIr::create(shape, dtype, || client.register_tensor_handle(handle));
+    let mut outputs = client.register(
+        OperationStreams::default(),
+        OperationIr::Init(init),
+        NoOp::<B>::new(),
+    );
+    outputs.pop().expect("an initialisation has one output")
+}

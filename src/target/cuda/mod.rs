@@ -1,0 +1,20 @@
+//! CUDA: page-locked host memory that an unmodified burn-cuda reads in place.
+//!
+//! - `driver`: is there a driver, what can the device do, can an alias be made;
+//! - `memory`: page-locked memory, taken and given back;
+//! - `alias`: the handle through which CubeCL kernels get a host address;
+//! - `retire`: when host memory may be given back;
+//! - `tensor`, `fusion`: [`OffloadTarget`](super::OffloadTarget) for the two backends.
+
+mod alias;
+mod driver;
+#[cfg(feature = "fusion")]
+mod fusion;
+mod memory;
+mod retire;
+mod tensor;
+
+pub use memory::{PinnedAllocator, PinnedMemory};
+
+/// CubeCL's server on the CUDA device, which runs what is submitted to it in order.
+type Server = <cubecl::cuda::CudaRuntime as cubecl::Runtime>::Server;

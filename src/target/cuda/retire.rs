@@ -1,0 +1,199 @@
+//! When host memory may be given back.
+//!
+//! A block that its parameter let go may still be read: by a tensor that views it, by an operation
+//! that another thread has begun, by one that fusion or CubeCL has queued, and by a kernel that runs.
+//! So a block is freed only when, in this order,
+//!
+//! 1. no handle on its anchor is left (none can come: handles are only made of handles, and of the
+//!    parameter, which is gone);
+//! 2. every operation that was under way on any thread at that moment has ended, so that what it
+//!    made of a handle is in a queue ([`quiesce`]);
+//! 3. fusion's thread has run what was in its queue;
+//! 4. CubeCL's device thread has too, so that every kernel is on its CUDA stream;
+//! 5. the context has finished all work on all streams.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Condvar, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use cubecl::{cuda::CudaDevice, device::Device};
+use cubecl_common::device_handle::DeviceHandle;
+use cudarc::driver::{CudaContext, sys};
+
+use crate::host::{Charge, quiesce};
+
+use super::{Server, memory::Block};
+
+/// Blocks of one device that nobody owns any more.
+pub struct RetireQueue {
+    device: CudaDevice,
+    context: Arc<CudaContext>,
+    retired: Mutex<Vec<Retired>>,
+    /// Signalled when a block is retired.
+    wake: Condvar,
+    /// Held while blocks are released, so that `reclaim` waits for a release under way.
+    releasing: Mutex<()>,
+    server: OnceLock<DeviceHandle<Server>>,
+    /// Waits until fusion's thread has run what was in its queue.
+    barrier: OnceLock<fn(&CudaDevice)>,
+    poison: OnceLock<u8>,
+    freed: AtomicU64,
+}
+
+struct Retired {
+    block: Block,
+    _charge: Charge,
+}
+
+static QUEUES: LazyLock<Mutex<HashMap<usize, Arc<RetireQueue>>>> = LazyLock::new(Mutex::default);
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl RetireQueue {
+    /// The queue of a device.
+    pub fn of(device: &CudaDevice, context: Arc<CudaContext>) -> Arc<Self> {
+        let mut queues = lock(&QUEUES);
+        let queue = queues.entry(device.index).or_insert_with(|| {
+            let queue = Arc::new(Self {
+                device: device.clone(),
+                context,
+                retired: Mutex::default(),
+                wake: Condvar::new(),
+                releasing: Mutex::default(),
+                server: OnceLock::new(),
+                barrier: OnceLock::new(),
+                poison: OnceLock::new(),
+                freed: AtomicU64::new(0),
+            });
+            if let Ok(byte) = std::env::var("BURN_OFFLOAD_POISON")
+                && let Ok(byte) = byte.parse()
+            {
+                queue.poison.get_or_init(|| byte);
+            }
+            let reaper = queue.clone();
+            std::thread::Builder::new()
+                .name(format!("burn-offload-reaper-{}", device.index))
+                .spawn(move || reaper.run())
+                .expect("the system starts a thread");
+            queue
+        });
+        queue.clone()
+    }
+
+    /// The device.
+    pub fn device(&self) -> &CudaDevice {
+        &self.device
+    }
+
+    /// The device's primary context, the one CubeCL uses.
+    pub fn context(&self) -> &CudaContext {
+        &self.context
+    }
+
+    /// Says that fusion is in use on this device, and how to wait for it.
+    #[cfg(feature = "fusion")]
+    pub fn wait_for_fusion_with(&self, barrier: fn(&CudaDevice)) {
+        self.barrier.get_or_init(|| barrier);
+    }
+
+    /// Takes a block whose owner is gone. Never blocks, and may be called on any thread.
+    pub fn retire(&self, block: Block, charge: Charge) {
+        lock(&self.retired).push(Retired {
+            block,
+            _charge: charge,
+        });
+        self.wake.notify_one();
+    }
+
+    /// Blocks until what can be freed is. Must not be called inside an operation.
+    pub fn reclaim(&self) {
+        // What this thread has given to fusion is run, and with it what drops tensors.
+        self.wait_for_fusion();
+        self.release();
+    }
+
+    fn run(&self) {
+        const SOON: Duration = Duration::from_millis(2);
+        const LATEST: Duration = Duration::from_millis(100);
+        let mut pause = SOON;
+        loop {
+            {
+                let mut retired = lock(&self.retired);
+                while retired.is_empty() {
+                    retired = self
+                        .wake
+                        .wait(retired)
+                        .unwrap_or_else(PoisonError::into_inner);
+                }
+            }
+            if self.release() {
+                pause = SOON;
+            } else {
+                // All that is left is still held: by a view, or in fusion's queue.
+                std::thread::sleep(pause);
+                pause = (pause * 2).min(LATEST);
+            }
+        }
+    }
+
+    /// Frees the blocks that no handle is left on. Tells whether there were any.
+    fn release(&self) -> bool {
+        let _releasing = lock(&self.releasing);
+        let unheld: Vec<Retired> = {
+            let mut retired = lock(&self.retired);
+            retired
+                .extract_if(.., |r| {
+                    r.block.anchor.get().is_none_or(|a| !a.has_aliases())
+                })
+                .collect()
+        };
+        if unheld.is_empty() {
+            return false;
+        }
+        quiesce();
+        self.wait_for_fusion();
+        let finished = self.finish_queued_work();
+        for Retired { mut block, _charge } in unheld {
+            if let Err(err) = &finished {
+                // The device failed; its kernels are dead, and so is the context.
+                tracing::error!("the device failed while host memory was given back: {err}");
+            }
+            if let Some(byte) = self.poison.get() {
+                // SAFETY: steps 1 to 5 of the module's text.
+                unsafe { block.poison(*byte) };
+            }
+            // SAFETY: steps 1 to 5 of the module's text.
+            unsafe { block.free() };
+            self.freed.fetch_add(1, Ordering::Relaxed);
+        }
+        true
+    }
+
+    fn wait_for_fusion(&self) {
+        if let Some(barrier) = self.barrier.get() {
+            barrier(&self.device);
+        }
+    }
+
+    fn finish_queued_work(&self) -> Result<(), String> {
+        let server = self
+            .server
+            .get_or_init(|| DeviceHandle::new(self.device.to_id()));
+        server
+            .submit_blocking(|_| ())
+            .map_err(|err| format!("{err:?}"))?;
+        self.context
+            .bind_to_thread()
+            .map_err(|err| err.to_string())?;
+        // SAFETY: a context is current on this thread.
+        let synced = unsafe { sys::cuCtxSynchronize() };
+        synced.result().map_err(|err| err.to_string())
+    }
+}

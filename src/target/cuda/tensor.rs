@@ -1,0 +1,181 @@
+use burn_backend::{
+    DType, Shape, StreamId,
+    quantization::{QParamTensor, QuantParam, QuantStore, QuantValue, params_shape},
+    read_sync,
+};
+use burn_cubecl::{
+    BoolElement, CubeBackend, FloatElement, IntElement,
+    kernel::into_contiguous,
+    tensor::{CubeTensor, QParams},
+};
+use burn_ir::{BackendIr, HandleKind};
+use burn_std::{Metadata, tensor::contiguous_strides};
+use cubecl::{
+    Runtime,
+    cuda::{CudaDevice, CudaRuntime},
+    device::Device,
+    server::{ComputeServer, CopyDescriptor, Handle},
+};
+use cubecl_common::device_handle::DeviceHandle;
+use cudarc::driver::sys;
+
+use crate::{
+    error::OffloadError,
+    host::{HostBuffer, HostOptions},
+    target::{HostAccess, Layout, OffloadTarget},
+};
+
+use super::{Server, driver, memory::PinnedMemory};
+
+type Tensor = CubeTensor<CudaRuntime>;
+
+impl<F, I, BT> OffloadTarget for CubeBackend<CudaRuntime, F, I, BT>
+where
+    F: FloatElement,
+    I: IntElement,
+    BT: BoolElement,
+    Self: BackendIr<
+            Device = CudaDevice,
+            Handle: From<Tensor>,
+            FloatTensorPrimitive = Tensor,
+            IntTensorPrimitive = Tensor,
+            BoolTensorPrimitive = Tensor,
+            QuantizedTensorPrimitive = Tensor,
+        >,
+{
+    fn open_host(device: &CudaDevice, options: HostOptions) -> Result<HostAccess, OffloadError> {
+        driver::open(device, options)
+    }
+
+    fn alias(buffer: &HostBuffer, layout: &Layout, device: &CudaDevice) -> Option<Self::Handle> {
+        alias(buffer, layout, device).map(Into::into)
+    }
+
+    fn stage(buffer: &HostBuffer, layout: &Layout, device: &CudaDevice) -> Option<Self::Handle> {
+        stage(buffer, layout, device).map(Into::into)
+    }
+
+    fn download(tensor: HandleKind<Self>, out: &mut [u8]) -> Result<(), OffloadError> {
+        let tensor = match tensor {
+            HandleKind::Float(tensor)
+            | HandleKind::Int(tensor)
+            | HandleKind::Bool(tensor)
+            | HandleKind::Quantized(tensor) => tensor,
+        };
+        download(tensor, out)
+    }
+}
+
+/// The tensor over the buffer in place. `None` where the buffer is not mapped, or its layout is not
+/// one that kernels can be told of.
+pub fn alias(buffer: &HostBuffer, layout: &Layout, device: &CudaDevice) -> Option<Tensor> {
+    let memory = buffer.downcast::<PinnedMemory>()?;
+    let len = buffer.as_ref().len() as u64;
+    let handle = memory.anchor()?.alias(memory.address(), len);
+    tensor(handle, layout, device)
+}
+
+/// A copy of the buffer in device memory, on the current stream.
+///
+/// The bytes go to the copy engine straight from the buffer: `ComputeClient::create` would copy them
+/// into pageable memory first. The server keeps the buffer alive until the copy is done.
+pub fn stage(buffer: &HostBuffer, layout: &Layout, device: &CudaDevice) -> Option<Tensor> {
+    let len = buffer.as_ref().len();
+    let stream = StreamId::current();
+    let handle = Handle::new(stream, len as u64);
+    let staged = tensor(handle.clone(), layout, device)?;
+    let memory = handle.memory.clone();
+    let copy = CopyDescriptor::new(handle.binding(), [len].into(), [1].into(), 1);
+    let bytes = buffer.to_bytes();
+    DeviceHandle::<Server>::new(device.to_id()).submit(move |server| {
+        server.initialize_memory(memory, len as u64, stream);
+        server.write(vec![(copy, bytes)], stream);
+    });
+    Some(staged)
+}
+
+/// Copies a tensor's elements to `out` and waits for it, through no other memory.
+pub fn download(tensor: Tensor, out: &mut [u8]) -> Result<(), OffloadError> {
+    let failed = |reason: String| OffloadError::Read { reason };
+    let tensor = into_contiguous(tensor);
+    let client = tensor.client.clone();
+    // Makes the current stream wait for the one the tensor was made on.
+    let resource = client
+        .get_resource(tensor.handle.clone())
+        .map_err(|err| failed(err.to_string()))?;
+    read_sync(client.sync()).map_err(|err| failed(err.to_string()))?;
+    let size = resource.resource().size;
+    if size < out.len() as u64 {
+        return Err(failed(format!(
+            "its buffer has {size} bytes where {} are expected",
+            out.len()
+        )));
+    }
+    let context = driver::context(&tensor.device)?;
+    context
+        .bind_to_thread()
+        .map_err(|err| failed(err.to_string()))?;
+    // SAFETY: the context is current on this thread. `resource` points to at least `out.len()` bytes
+    // that `tensor` keeps alive, written by work that has finished; `out` is exclusively ours.
+    let copied = unsafe {
+        sys::cuMemcpyDtoH_v2(out.as_mut_ptr().cast(), resource.resource().ptr, out.len())
+    };
+    copied.result().map_err(|err| failed(err.to_string()))
+}
+
+/// The tensor of a layout over a handle that covers the bytes as a [`HostBuffer`] has them.
+fn tensor(handle: Handle, layout: &Layout, device: &CudaDevice) -> Option<Tensor> {
+    let client = CudaRuntime::client(device);
+    let shape = layout.shape.clone();
+    let DType::QFloat(scheme) = layout.dtype else {
+        return Some(CubeTensor::new_contiguous(
+            client,
+            device.clone(),
+            shape,
+            handle,
+            layout.dtype,
+        ));
+    };
+    // The values as CubeCL packs them on upload, then the scales.
+    let mut packed = shape.to_vec();
+    let unit = match (scheme.store, scheme.value) {
+        (QuantStore::PackedU32(0), _) => {
+            let last = packed.last_mut()?;
+            *last = last.div_ceil(scheme.num_quants());
+            size_of::<u32>()
+        }
+        (QuantStore::Native, QuantValue::Q8F | QuantValue::Q8S) => size_of::<i8>(),
+        _ => return None,
+    };
+    let packed = Shape::from(packed);
+    let values = packed.num_elements() * unit;
+    let scale_dtype = match scheme.param {
+        QuantParam::F32 => DType::F32,
+        QuantParam::F16 => DType::F16,
+        QuantParam::BF16 => DType::BF16,
+        QuantParam::UE8M0 | QuantParam::UE4M3 => DType::U8,
+    };
+    if !values.is_multiple_of(SCALES_ALIGNMENT) {
+        return None;
+    }
+    let scales_shape = params_shape(&shape, scheme.level);
+    let base = handle.offset_start.unwrap_or(0) as usize;
+    let scales = QParamTensor {
+        offset_start: base.wrapping_add(values),
+        offset_end: 0,
+        metadata: Metadata::new(scales_shape.clone(), contiguous_strides(&scales_shape)),
+        dtype: scale_dtype,
+    };
+    Some(CubeTensor::new_quantized(
+        client,
+        handle,
+        shape,
+        device.clone(),
+        contiguous_strides(&packed),
+        layout.dtype,
+        QParams { scales },
+    ))
+}
+
+/// Kernels load up to 16 bytes at once.
+const SCALES_ALIGNMENT: usize = 16;

@@ -1,0 +1,146 @@
+//! What a wrapped backend offers for hosting tensors: [`OffloadTarget`].
+//!
+//! The default methods are the portable way: bytes in pageable host memory, handed to the backend
+//! as `TensorData` whenever an operation needs them. A backend with its own memory says more; see
+//! the `cuda` module here.
+
+mod kind;
+mod portable;
+
+#[cfg(feature = "cuda")]
+pub mod cuda;
+
+use std::sync::Arc;
+
+use burn_backend::{BackendTypes, DType, Shape, read_sync};
+use burn_ir::{BackendIr, HandleKind};
+
+pub use kind::{Bool, Float, Int, Kind, Quantized, View};
+
+use crate::{
+    error::OffloadError,
+    host::{HostAllocator, HostBuffer, HostOptions, MemoryKind, PageableAllocator},
+};
+
+/// How kernels get at offloaded bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Access {
+    /// Kernels read the host memory where it is.
+    InPlace,
+    /// The bytes are copied to the device when an operation needs them, and dropped after it.
+    Staged,
+}
+
+/// One device's host memory: who makes it and how it is read.
+#[derive(Clone)]
+pub struct HostAccess {
+    /// Makes the host memory.
+    pub allocator: Arc<dyn HostAllocator>,
+    /// How kernels read it.
+    pub access: Access,
+    /// Why it is not read in place, where that could be expected.
+    pub fallback: Option<String>,
+}
+
+impl HostAccess {
+    /// Pageable memory, copied when needed: what every backend can do.
+    pub fn portable() -> Self {
+        Self {
+            allocator: Arc::new(PageableAllocator),
+            access: Access::Staged,
+            fallback: None,
+        }
+    }
+
+    /// The kind of memory new parameters get.
+    pub fn memory(&self) -> MemoryKind {
+        self.allocator.kind()
+    }
+}
+
+/// The shape and element type of hosted bytes. The elements are dense, in row-major order; for a
+/// quantized tensor the packed values come first and the scales after them, as in `TensorData`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Layout {
+    /// The shape, in elements.
+    pub shape: Shape,
+    /// The element type.
+    pub dtype: DType,
+}
+
+/// A backend whose tensors can be kept in host memory.
+///
+/// Every backend that implements Burn's [`BackendIr`] can be one with an empty `impl`:
+///
+/// ```ignore
+/// impl OffloadTarget for MyBackend {}
+/// ```
+pub trait OffloadTarget: BackendIr {
+    /// Opens the host memory of `device`, the best that `options` and the machine allow.
+    ///
+    /// # Errors
+    ///
+    /// [`OffloadError`] when the device cannot be used at all.
+    fn open_host(
+        device: &<Self as BackendTypes>::Device,
+        options: HostOptions,
+    ) -> Result<HostAccess, OffloadError> {
+        let _ = (device, options);
+        Ok(HostAccess::portable())
+    }
+
+    /// A tensor whose memory *is* `buffer`, where kernels can read that in place.
+    ///
+    /// The buffer lives at least as long as any tensor made from the handle, its views and the work
+    /// queued on them; it is the buffer's own allocator that sees to this.
+    fn alias(
+        buffer: &HostBuffer,
+        layout: &Layout,
+        device: &<Self as BackendTypes>::Device,
+    ) -> Option<Self::Handle> {
+        let _ = (buffer, layout, device);
+        None
+    }
+
+    /// A new tensor on the device, filled from `buffer` by the backend's own means. `None` leaves
+    /// it to the portable way, through `TensorData`.
+    fn stage(
+        buffer: &HostBuffer,
+        layout: &Layout,
+        device: &<Self as BackendTypes>::Device,
+    ) -> Option<Self::Handle> {
+        let _ = (buffer, layout, device);
+        None
+    }
+
+    /// Copies a tensor's elements into `out`, dense and in row-major order, and returns when they
+    /// are there. `out` has the tensor's size exactly.
+    ///
+    /// # Errors
+    ///
+    /// [`OffloadError::Read`] when the device fails.
+    fn download(tensor: HandleKind<Self>, out: &mut [u8]) -> Result<(), OffloadError> {
+        let data = match tensor {
+            HandleKind::Float(t) => read_sync(Self::float_into_data(t)),
+            HandleKind::Int(t) => read_sync(Self::int_into_data(t)),
+            HandleKind::Bool(t) => read_sync(Self::bool_into_data(t)),
+            HandleKind::Quantized(t) => read_sync(Self::q_into_data(t)),
+        }
+        .map_err(|err| OffloadError::Read {
+            reason: err.to_string(),
+        })?;
+        let data: &[u8] = &data.bytes;
+        if data.len() != out.len() {
+            return Err(OffloadError::Read {
+                reason: format!(
+                    "the backend gave {} bytes for a tensor of {}",
+                    data.len(),
+                    out.len()
+                ),
+            });
+        }
+        out.copy_from_slice(data);
+        Ok(())
+    }
+}
