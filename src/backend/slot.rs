@@ -347,9 +347,12 @@ impl<B: OffloadTarget, K: Kind<B>> Placed for Slot<B, K> {
                 }
             }
             (Placement::Resident, Place::Offloaded(hosted)) => {
+                // The data shares the host memory, and a backend on the CPU would keep it.
+                let mut data = hosted.data();
+                data.bytes = burn_backend::Bytes::from_bytes_vec(data.bytes.to_vec());
                 let tensor = {
                     let _op = Op::enter();
-                    K::from_data(hosted.data(), &self.device)
+                    K::from_data(data, &self.device)
                 };
                 self.set(Place::Resident(tensor));
                 self.entry(&state).update(|r| {
