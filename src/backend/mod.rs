@@ -78,6 +78,12 @@ impl<B: OffloadTarget> Offloaded<B> {
         Ok(())
     }
 
+    /// Host bytes that count against the budget: those of the offloaded parameters, and those of
+    /// parameters that are gone but that queued work may still read.
+    pub fn host_bytes_charged(device: &B::Device) -> u64 {
+        DeviceState::get(device).map_or(0, |state| state.ledger.used().offloaded)
+    }
+
     pub(crate) fn check_budget(policy: &OffloadPolicy) -> Result<(), OffloadError> {
         match (policy.budget, memory_limit()) {
             (Budget::Host(budget), Some(limit)) if budget.as_u64() > limit => {

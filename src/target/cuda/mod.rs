@@ -14,6 +14,7 @@ mod memory;
 mod retire;
 mod tensor;
 
+pub use burn_cuda::{Cuda, CudaDevice};
 pub use memory::{PinnedAllocator, PinnedMemory};
 
 /// CubeCL's server on the CUDA device, which runs what is submitted to it in order.

@@ -1,0 +1,211 @@
+//! Continues a prompt with a Llama-style model whose parameters are in host memory.
+//!
+//!     cargo run --release --example generate
+//!     cargo run --release --example generate -- --prompt "And God said" --host-budget 2MiB
+//!     cargo run --release --features cuda --example generate -- --model ~/models/TinyLlama-1.1B
+//!
+//! The model is any of Hugging Face's type `llama`, in one `model.safetensors`; by default a small one that
+//! has read the King James Bible.
+
+#[path = "../llama/mod.rs"]
+mod llama;
+
+use std::{
+    io::{self, Write},
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use burn::tensor::DType;
+use burn_offload::{ByteSize, OffloadError, OffloadPolicy, OffloadTarget, Offloaded, place};
+use clap::Parser;
+
+use llama::{
+    checkpoint::{Checkpoint, CheckpointError},
+    generation::{GenerationError, generate},
+    policy::{PolicyArgs, PolicyFileError},
+    sample::{Sampler, Sampling},
+    tokenizer::{Tokenizer, TokenizerError},
+};
+
+#[cfg(feature = "cuda")]
+type Target = burn_cuda::Cuda;
+#[cfg(not(feature = "cuda"))]
+type Target = burn_flex::Flex;
+
+/// Continue a prompt with a model whose parameters are in host memory
+#[derive(Debug, Parser)]
+struct Args {
+    /// Folder with config.json, model.safetensors and tokenizer.json [default: examples/kjv]
+    #[arg(long, value_name = "DIR")]
+    model: Option<PathBuf>,
+
+    /// The text to continue
+    #[arg(long, default_value = "In the beginning")]
+    prompt: String,
+
+    /// Generate up to this many tokens
+    #[arg(long, value_name = "N", default_value_t = 128, value_parser = at_least_one)]
+    tokens: usize,
+
+    /// Of the choice of tokens
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+
+    /// 0 chooses the most likely token every time
+    #[arg(long, default_value_t = 0.8, value_parser = temperature)]
+    temperature: f32,
+
+    /// Choose among the N most likely tokens
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    top_k: Option<usize>,
+
+    /// Choose among the most likely tokens that together have probability P
+    #[arg(long, value_name = "P", value_parser = probability)]
+    top_p: Option<f32>,
+
+    /// Convert the weights to this type, and compute in it [default: as the file has them]
+    #[arg(long, value_enum)]
+    dtype: Option<DTypeArg>,
+
+    #[command(flatten)]
+    policy: PolicyArgs,
+}
+
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+enum DTypeArg {
+    F32,
+    F16,
+    Bf16,
+}
+
+impl From<DTypeArg> for DType {
+    fn from(dtype: DTypeArg) -> Self {
+        match dtype {
+            DTypeArg::F32 => DType::F32,
+            DTypeArg::F16 => DType::F16,
+            DTypeArg::Bf16 => DType::BF16,
+        }
+    }
+}
+
+fn at_least_one(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) => Err("it must be at least 1".into()),
+        Ok(number) => Ok(number),
+        Err(error) => Err(format!("{error}")),
+    }
+}
+
+fn temperature(text: &str) -> Result<f32, String> {
+    match text.parse::<f32>() {
+        Ok(number) if number.is_finite() && number >= 0.0 => Ok(number),
+        Ok(_) => Err("it must be 0 or more".into()),
+        Err(error) => Err(format!("{error}")),
+    }
+}
+
+fn probability(text: &str) -> Result<f32, String> {
+    match text.parse::<f32>() {
+        Ok(number) if number > 0.0 && number <= 1.0 => Ok(number),
+        Ok(_) => Err("it must be above 0 and at most 1".into()),
+        Err(error) => Err(format!("{error}")),
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+enum GenerateError {
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+    #[error(transparent)]
+    Generation(#[from] GenerationError),
+    #[error(transparent)]
+    Policy(#[from] PolicyFileError),
+    #[error(transparent)]
+    Offload(#[from] OffloadError),
+    #[error("the prompt is {tokens} tokens long, and this model reads at most {most}")]
+    LongPrompt { tokens: usize, most: usize },
+    #[error("cannot write the text: {0}")]
+    Output(#[from] io::Error),
+}
+
+fn main() -> ExitCode {
+    match run::<Target>(&Args::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        // Whoever reads the text has had enough.
+        Err(GenerateError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => {
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run<T: OffloadTarget>(args: &Args) -> Result<(), GenerateError> {
+    let folder = args.model.clone().unwrap_or_else(default_model);
+    // With no budget on the device, all is offloaded.
+    let policy = args
+        .policy
+        .policy()?
+        .unwrap_or_else(|| OffloadPolicy::device_budget(ByteSize::b(0)));
+
+    let checkpoint = Checkpoint::open(&folder)?;
+    let config = checkpoint.config();
+    let tokenizer = Tokenizer::of_model(&folder, config)?;
+    let prompt = tokenizer.encode_prompt(&args.prompt, config)?;
+    let most = config.max_position_embeddings;
+    // The last token of all is given, and not read.
+    let room = (most + 1).saturating_sub(prompt.len());
+    if room == 0 {
+        let tokens = prompt.len();
+        return Err(GenerateError::LongPrompt { tokens, most });
+    }
+    if args.tokens > room {
+        eprintln!("note: this model reads at most {most} tokens, so {room} are generated");
+    }
+
+    // This is all that offloading takes. The parameters are read from the file one by one, each straight
+    // into its place.
+    let device = Default::default();
+    Offloaded::<T>::configure(&device, policy.clone())?;
+    let model = checkpoint.load::<Offloaded<T>>(args.dtype.map(DType::from), &device)?;
+    let (model, _) = place(model, "", &policy).map_err(OffloadError::from)?;
+
+    let mut sampler = Sampler::new(Sampling {
+        temperature: args.temperature,
+        top_k: args.top_k,
+        top_p: args.top_p,
+        seed: args.seed,
+    });
+    let mut text_of = tokenizer.stream();
+    let mut out = io::stdout().lock();
+    write!(out, "{}", args.prompt)?;
+    out.flush()?;
+    let speed = generate(
+        &model,
+        &prompt,
+        args.tokens.min(room),
+        &config.eos_token_ids,
+        &mut sampler,
+        |token| -> Result<(), GenerateError> {
+            write!(out, "{}", text_of(token)?)?;
+            Ok(out.flush()?)
+        },
+    )?;
+    writeln!(out, "\n\n{speed}\n\n{}", Offloaded::<T>::report(&device))?;
+    Ok(())
+}
+
+/// The model beside this example's source, or else in a checkout that is the current folder.
+fn default_model() -> PathBuf {
+    let built_from = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/kjv");
+    if built_from.is_dir() {
+        built_from
+    } else {
+        PathBuf::from("examples/kjv")
+    }
+}

@@ -1,0 +1,15 @@
+//! A Llama-style decoder in Burn, shared by the `generate` and `train` examples.
+//!
+//! Nothing in `model` knows of offloading: it is generic over Burn's `Backend`, as any model is.
+
+// Each example uses its own part of this module.
+#![allow(dead_code)]
+
+pub mod checkpoint;
+pub mod config;
+mod elements;
+pub mod generation;
+pub mod model;
+pub mod policy;
+pub mod sample;
+pub mod tokenizer;

@@ -1,0 +1,386 @@
+//! Trains a small Llama-style model on a text, with its parameters wherever the policy says, and writes it
+//! in the layout of Hugging Face.
+//!
+//!     sh examples/kjv/prepare.sh kjv.txt
+//!     cargo run --release --features cuda --example train -- --text kjv.txt --out model --minutes 4
+
+#[path = "../llama/mod.rs"]
+mod llama;
+
+mod data;
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::{Duration, Instant},
+};
+
+use burn::{
+    backend::Autodiff,
+    grad_clipping::GradientClippingConfig,
+    module::{AutodiffModule, Module},
+    optim::{AdamWConfig, GradientsParams, Optimizer},
+    tensor::{
+        Int, Tensor,
+        activation::log_softmax,
+        backend::{AutodiffBackend, Backend},
+    },
+};
+use burn_offload::{OffloadError, OffloadPolicy, OffloadTarget, Offloaded, place};
+use clap::Parser;
+use indicatif::{ProgressBar, ProgressStyle};
+use rand::{SeedableRng, rngs::StdRng};
+
+use data::{Batch, Data, ShortText};
+use llama::{
+    checkpoint::{self, CheckpointError},
+    config::{ConfigError, LlamaConfig},
+    generation::{GenerationError, generate},
+    model::{Frame, Llama},
+    policy::{PolicyArgs, PolicyFileError},
+    sample::{Sampler, Sampling},
+    tokenizer::{Tokenizer, TokenizerError},
+};
+
+#[cfg(feature = "cuda")]
+type Target = burn_cuda::Cuda;
+#[cfg(not(feature = "cuda"))]
+type Target = burn_flex::Flex;
+
+/// Train a small model on a text
+#[derive(Debug, Parser)]
+struct Args {
+    /// The text, in UTF-8
+    #[arg(long, value_name = "FILE")]
+    text: PathBuf,
+
+    /// The tokenizer.json to use [default: that of examples/kjv]
+    #[arg(long, value_name = "FILE")]
+    tokenizer: Option<PathBuf>,
+
+    /// The folder to write the model to
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+
+    /// Width of the residual stream
+    #[arg(long, default_value_t = 192)]
+    hidden: usize,
+
+    #[arg(long, default_value_t = 5)]
+    layers: usize,
+
+    /// Query heads
+    #[arg(long, default_value_t = 6)]
+    heads: usize,
+
+    /// Key and value heads
+    #[arg(long, default_value_t = 2)]
+    kv_heads: usize,
+
+    /// Width of the inner layer of the MLP
+    #[arg(long, default_value_t = 368)]
+    intermediate: usize,
+
+    /// Tokens of a window: as far as the model will see
+    #[arg(long, default_value_t = 256)]
+    seq: usize,
+
+    /// Windows of a step
+    #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u64).range(1..))]
+    batch: u64,
+
+    #[arg(long, default_value_t = 20_000, value_parser = clap::value_parser!(u64).range(1..))]
+    steps: u64,
+
+    /// Stop, well annealed, after this time if it comes before the last step
+    #[arg(long, value_parser = minutes)]
+    minutes: Option<Duration>,
+
+    /// The highest learning rate
+    #[arg(long, default_value_t = 3e-3)]
+    lr: f64,
+
+    /// Steps to reach it
+    #[arg(long, default_value_t = 200)]
+    warmup: u64,
+
+    #[arg(long, default_value_t = 0.1)]
+    weight_decay: f32,
+
+    /// Steps between looks at the validation loss; the model of the lowest is kept
+    #[arg(long, default_value_t = 250, value_parser = clap::value_parser!(u64).range(1..))]
+    validate: u64,
+
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+
+    /// Continue this text at the end
+    #[arg(long, default_value = "In the beginning")]
+    prompt: String,
+
+    #[command(flatten)]
+    policy: PolicyArgs,
+}
+
+/// Steps between looks at the loss, each of which waits for the device.
+const LOOK: u64 = 50;
+/// The end of a text, in the text: where the tokenizer has such a token.
+const END_OF_TEXT: &str = "<|endoftext|>";
+/// The length of the text at the end.
+const SAMPLE: usize = 200;
+
+fn minutes(text: &str) -> Result<Duration, String> {
+    let minutes: f64 = text.parse().map_err(|error| format!("{error}"))?;
+    if minutes <= 0.0 {
+        return Err("it must be above 0".into());
+    }
+    Duration::try_from_secs_f64(minutes * 60.0).map_err(|error| error.to_string())
+}
+
+#[derive(Debug, thiserror::Error)]
+enum TrainError {
+    #[error("cannot read {}: {source}", path.display())]
+    Read { path: PathBuf, source: io::Error },
+    #[error("cannot copy {} to {}: {source}", from.display(), to.display())]
+    Copy {
+        from: PathBuf,
+        to: PathBuf,
+        source: io::Error,
+    },
+    #[error("the sizes make no model: {0}")]
+    Config(#[from] ConfigError),
+    #[error(transparent)]
+    Text(#[from] ShortText),
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+    #[error(transparent)]
+    Policy(#[from] PolicyFileError),
+    #[error(transparent)]
+    Offload(#[from] OffloadError),
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    #[error(transparent)]
+    Generation(#[from] GenerationError),
+    #[error("cannot read the loss from the device: {0}")]
+    Device(String),
+    #[error("the loss is {loss} at step {step}: try a lower --lr")]
+    Diverged { loss: f32, step: u64 },
+}
+
+fn main() -> ExitCode {
+    match run::<Target>(&Args::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run<T: OffloadTarget>(args: &Args) -> Result<(), TrainError> {
+    let tokenizer_path = args.tokenizer.clone().unwrap_or_else(default_tokenizer);
+    let tokenizer = Tokenizer::read(&tokenizer_path)?;
+    let config = config(args, &tokenizer)?;
+    let text = fs::read_to_string(&args.text).map_err(|source| TrainError::Read {
+        path: args.text.clone(),
+        source,
+    })?;
+    let data = Data::new(&tokenizer.encode(&text)?, args.batch as usize, args.seq)?;
+    let policy = args.policy.policy()?.unwrap_or_else(OffloadPolicy::nothing);
+
+    let device = Default::default();
+    Offloaded::<T>::configure(&device, policy.clone())?;
+    Autodiff::<Offloaded<T>>::seed(&device, args.seed);
+    let model = Llama::<Autodiff<Offloaded<T>>>::new(&config, &device);
+    let (model, report) = place(model, "", &policy).map_err(OffloadError::from)?;
+    println!("{report}\n{} parameters", model.num_params());
+
+    let (loss, model) = train(args, model, &data, &device)?;
+    checkpoint::save(&model, &config, &args.out)?;
+    copy_tokenizer(&tokenizer_path, &args.out)?;
+    println!(
+        "validation loss {loss:.4}; written to {}\n",
+        args.out.display()
+    );
+
+    let mut text = args.prompt.clone();
+    let mut text_of = tokenizer.stream();
+    let sampling = Sampling {
+        temperature: 0.8,
+        top_k: None,
+        top_p: None,
+        seed: args.seed,
+    };
+    let prompt = tokenizer.encode_prompt(&args.prompt, &config)?;
+    generate(
+        &model,
+        &prompt[..prompt.len().min(args.seq)],
+        SAMPLE.min((args.seq + 1).saturating_sub(prompt.len())),
+        &config.eos_token_ids,
+        &mut Sampler::new(sampling),
+        |token| -> Result<(), TrainError> {
+            text.push_str(&text_of(token)?);
+            Ok(())
+        },
+    )?;
+    println!("{text}");
+    Ok(())
+}
+
+fn config(args: &Args, tokenizer: &Tokenizer) -> Result<LlamaConfig, ConfigError> {
+    let end = tokenizer.token(END_OF_TEXT);
+    let config = LlamaConfig {
+        vocab_size: tokenizer.vocabulary(),
+        hidden_size: args.hidden,
+        intermediate_size: args.intermediate,
+        num_hidden_layers: args.layers,
+        num_attention_heads: args.heads,
+        num_key_value_heads: args.kv_heads,
+        head_dim: args.hidden.checked_div(args.heads).unwrap_or(0),
+        rms_norm_eps: 1e-5,
+        rope_theta: 10_000.0,
+        max_position_embeddings: args.seq,
+        tie_word_embeddings: true,
+        bos_token_id: end,
+        eos_token_ids: end.into_iter().collect(),
+    };
+    config.validate()?;
+    Ok(config)
+}
+
+/// Trains for as long as the arguments say. Returns the lowest validation loss, and the model that had it.
+fn train<B: AutodiffBackend>(
+    args: &Args,
+    mut model: Llama<B>,
+    data: &Data,
+    device: &B::Device,
+) -> Result<(f32, Llama<B::InnerBackend>), TrainError> {
+    let mut optimizer = AdamWConfig::new()
+        .with_beta_2(0.95)
+        .with_epsilon(1e-8)
+        .with_weight_decay(args.weight_decay)
+        .with_grad_clipping(Some(GradientClippingConfig::Norm(1.0)))
+        .init();
+    let frame = model.frame(args.seq);
+    let held_out = data.held_out(device);
+    let held_out_frame = model.valid().frame(args.seq);
+    let mut rng = StdRng::seed_from_u64(args.seed);
+    let bar = progress_bar(args.steps);
+
+    let start = Instant::now();
+    let mut best = (f32::INFINITY, model.valid());
+    let mut step = 0;
+    loop {
+        let in_steps = step as f64 / args.steps as f64;
+        let in_time = args
+            .minutes
+            .map_or(0.0, |limit| start.elapsed().div_duration_f64(limit));
+        let progress = in_steps.max(in_time).min(1.0);
+        let last = progress == 1.0;
+
+        if last || step % args.validate == 0 {
+            let valid = model.valid();
+            let loss = validate(&valid, &held_out, &held_out_frame)?;
+            let line = format!("step {step}: validation loss {loss:.4}, {}", bar.prefix());
+            // Where there is no terminal to draw the bar in, too.
+            bar.suspend(|| println!("{line}"));
+            if !loss.is_finite() {
+                return Err(TrainError::Diverged { loss, step });
+            }
+            if loss < best.0 {
+                best = (loss, valid);
+            }
+        }
+        if last {
+            bar.finish();
+            let tokens = step * args.batch * args.seq as u64;
+            let seconds = start.elapsed().as_secs_f64();
+            let rate = tokens as f64 / seconds;
+            println!("{step} steps, {tokens} tokens in {seconds:.0} s: {rate:.0} tokens/s");
+            return Ok(best);
+        }
+
+        let Batch { inputs, targets } = data.sample(&mut rng, device);
+        let loss = cross_entropy(&model, inputs, targets, &frame);
+        let gradients = GradientsParams::from_grads(loss.backward(), &model);
+        model = optimizer.step(learning_rate(args, step, progress), model, gradients);
+        step += 1;
+        bar.inc(1);
+        if step % LOOK == 0 {
+            let loss = read(loss)?;
+            if !loss.is_finite() {
+                return Err(TrainError::Diverged { loss, step });
+            }
+            bar.set_prefix(format!("training loss {loss:.4}"));
+        }
+    }
+}
+
+/// A steep line up, and half a wave down to a twentieth.
+fn learning_rate(args: &Args, step: u64, progress: f64) -> f64 {
+    let warmup = ((step + 1) as f64 / args.warmup.max(1) as f64).min(1.0);
+    let wave = 0.5 + 0.5 * (std::f64::consts::PI * progress).cos();
+    args.lr * warmup * (0.05 + 0.95 * wave)
+}
+
+fn cross_entropy<B: Backend>(
+    model: &Llama<B>,
+    inputs: Tensor<B, 2, Int>,
+    targets: Tensor<B, 2, Int>,
+    frame: &Frame<B>,
+) -> Tensor<B, 1> {
+    let logits = model.forward_frame(inputs, frame);
+    let [batch, length, vocabulary] = logits.dims();
+    let logits = logits.reshape([batch * length, vocabulary]);
+    log_softmax(logits, 1).gather(1, targets).mean().neg()
+}
+
+fn validate<B: Backend>(
+    model: &Llama<B>,
+    batches: &[Batch<B>],
+    frame: &Frame<B>,
+) -> Result<f32, TrainError> {
+    let losses = batches
+        .iter()
+        .map(|batch| cross_entropy(model, batch.inputs.clone(), batch.targets.clone(), frame));
+    read(Tensor::cat(losses.collect(), 0).mean())
+}
+
+fn read<B: Backend>(loss: Tensor<B, 1>) -> Result<f32, TrainError> {
+    let data = loss
+        .try_into_data()
+        .map_err(|error| TrainError::Device(format!("{error:?}")))?;
+    let first = data.iter::<f32>().next();
+    first.ok_or_else(|| TrainError::Device("it is empty".into()))
+}
+
+fn progress_bar(steps: u64) -> ProgressBar {
+    let bar = ProgressBar::new(steps);
+    let template = "{elapsed_precise} {wide_bar} {pos}/{len} {prefix}";
+    // Without the template the bar's own will do.
+    match ProgressStyle::with_template(template) {
+        Ok(style) => bar.with_style(style),
+        Err(_) => bar,
+    }
+}
+
+fn copy_tokenizer(from: &Path, folder: &Path) -> Result<(), TrainError> {
+    let to = folder.join(checkpoint::TOKENIZER);
+    let is_there = || Ok(to.exists() && to.canonicalize()? == from.canonicalize()?);
+    let copied = is_there().and_then(|there| if there { Ok(0) } else { fs::copy(from, &to) });
+    match copied {
+        Ok(_) => Ok(()),
+        Err(source) => Err(TrainError::Copy {
+            from: from.to_owned(),
+            to,
+            source,
+        }),
+    }
+}
+
+fn default_tokenizer() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("examples/kjv")
+        .join(checkpoint::TOKENIZER)
+}

@@ -1,0 +1,104 @@
+//! Nothing is forgotten: every method of Burn's backend traits, those with default bodies too, is
+//! forwarded. Read from the source of the `burn-backend` that cargo resolved.
+
+use std::{collections::BTreeSet, fs, path::Path};
+
+use proc_macro2::{TokenStream, TokenTree};
+use syn::{ImplItem, Item, TraitItem};
+
+/// Burn's trait, the file it is in, and ours.
+const TRAITS: [(&str, &str, &str); 8] = [
+    ("Backend", "base.rs", "mod.rs"),
+    ("FloatTensorOps", "ops/tensor.rs", "ops/float.rs"),
+    ("IntTensorOps", "ops/int_tensor.rs", "ops/int.rs"),
+    ("BoolTensorOps", "ops/bool_tensor.rs", "ops/bool.rs"),
+    ("QTensorOps", "ops/qtensor.rs", "ops/quantized.rs"),
+    ("ActivationOps", "ops/activation.rs", "ops/activation.rs"),
+    ("ModuleOps", "ops/modules/base.rs", "ops/module.rs"),
+    ("TransactionOps", "ops/transaction.rs", "ops/transaction.rs"),
+];
+
+fn parse(path: &Path) -> syn::File {
+    let text = fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    syn::parse_file(&text).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+/// The names after `fn`, in the tokens of a macro call.
+fn functions(tokens: TokenStream, names: &mut BTreeSet<String>) {
+    let mut after_fn = false;
+    for token in tokens {
+        match token {
+            TokenTree::Ident(ident) if after_fn => {
+                names.insert(ident.to_string());
+                after_fn = false;
+            }
+            TokenTree::Ident(ident) => after_fn = ident == "fn",
+            _ => after_fn = false,
+        }
+    }
+}
+
+fn declared(file: &syn::File, name: &str) -> BTreeSet<String> {
+    let found = file.items.iter().find_map(|item| match item {
+        Item::Trait(item) if item.ident == name => Some(item),
+        _ => None,
+    });
+    let methods = found.unwrap_or_else(|| panic!("Burn has no trait {name}"));
+    methods
+        .items
+        .iter()
+        .filter_map(|item| match item {
+            TraitItem::Fn(method) => Some(method.sig.ident.to_string()),
+            _ => None,
+        })
+        .collect()
+}
+
+fn implemented(file: &syn::File, name: &str) -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
+    for item in &file.items {
+        let Item::Impl(item) = item else { continue };
+        let Some((_, path, _)) = &item.trait_ else { continue };
+        if path.segments.last().is_none_or(|s| s.ident != name) {
+            continue;
+        }
+        for item in &item.items {
+            match item {
+                ImplItem::Fn(method) => {
+                    names.insert(method.sig.ident.to_string());
+                }
+                ImplItem::Macro(call) => functions(call.mac.tokens.clone(), &mut names),
+                _ => {}
+            }
+        }
+    }
+    names
+}
+
+#[test]
+fn every_method_of_every_backend_trait_is_forwarded() {
+    let metadata = cargo_metadata::MetadataCommand::new()
+        .manifest_path(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"))
+        .exec()
+        .expect("cargo knows this crate");
+    let package = metadata
+        .packages
+        .iter()
+        .find(|p| p.name.as_str() == "burn-backend")
+        .expect("burn-backend is a dependency");
+    let burn = package.manifest_path.parent().expect("a manifest is in a folder");
+    let burn = burn.as_std_path().join("src/backend");
+    let ours = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/backend");
+
+    let mut missing = Vec::new();
+    let mut total = 0;
+    for (name, theirs, here) in TRAITS {
+        let declared = declared(&parse(&burn.join(theirs)), name);
+        let implemented = implemented(&parse(&ours.join(here)), name);
+        assert!(!declared.is_empty(), "{name} has methods");
+        total += declared.len();
+        missing.extend(declared.difference(&implemented).map(|m| format!("{name}::{m}")));
+    }
+    assert!(total > 400, "only {total} methods were found");
+    assert!(missing.is_empty(), "left to their defaults: {missing:#?}");
+}

@@ -1,0 +1,314 @@
+//! The decoder and checkpoint reader that the examples share, against plain numpy (`tiny-llama/make.py`).
+
+#[path = "../examples/llama/mod.rs"]
+mod llama;
+
+use std::{fs, path::Path};
+
+use burn::tensor::{DType, Int, Tensor, TensorData, bf16};
+use burn_flex::Flex;
+use serde_json::{Value, json};
+
+use llama::{
+    checkpoint::{self, Checkpoint, CheckpointError},
+    config::{ConfigError, LlamaConfig},
+    generation::{GenerationError, generate},
+    model::Llama,
+    sample::{NotANumber, Sampler, Sampling},
+};
+
+type B = Flex;
+
+fn tiny() -> &'static Path {
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/tiny-llama"))
+}
+
+fn load(folder: &Path, dtype: Option<DType>) -> Result<Llama<B>, CheckpointError> {
+    Checkpoint::open(folder)?.load(dtype, &Default::default())
+}
+
+fn tokens_and_logits() -> (Tensor<B, 2, Int>, Tensor<B, 3>) {
+    let answer: Value =
+        serde_json::from_str(&fs::read_to_string(tiny().join("answer.json")).unwrap()).unwrap();
+    let tokens: Vec<Vec<i32>> = serde_json::from_value(answer["tokens"].clone()).unwrap();
+    let logits: Vec<Vec<Vec<f32>>> = serde_json::from_value(answer["logits"].clone()).unwrap();
+    let (batch, length, vocabulary) = (logits.len(), logits[0].len(), logits[0][0].len());
+    let tokens = TensorData::new(tokens.concat(), [batch, length]);
+    let logits = TensorData::new(logits.concat().concat(), [batch, length, vocabulary]);
+    let device = Default::default();
+    (
+        Tensor::from_data(tokens, &device),
+        Tensor::from_data(logits, &device),
+    )
+}
+
+fn distance<const D: usize>(a: Tensor<B, D>, b: Tensor<B, D>) -> f32 {
+    let distance = a.cast(DType::F32) - b.cast(DType::F32);
+    distance.abs().max().into_scalar()
+}
+
+#[test]
+fn logits_are_those_of_numpy() {
+    let (tokens, expected) = tokens_and_logits();
+    let model = load(tiny(), None).unwrap();
+    let logits = model.forward(tokens.clone(), &mut model.cache());
+    assert!(distance(logits, expected.clone()) < 1e-4);
+
+    for (dtype, tolerance) in [(DType::F16, 0.05), (DType::BF16, 0.4)] {
+        let model = load(tiny(), Some(dtype)).unwrap();
+        let logits = model.forward(tokens.clone(), &mut model.cache());
+        assert_eq!(logits.dtype(), dtype);
+        let distance = distance(logits, expected.clone());
+        assert!(distance < tolerance, "{dtype:?}: {distance}");
+    }
+}
+
+#[test]
+fn a_cache_changes_no_logits() {
+    let (tokens, expected) = tokens_and_logits();
+    let model = load(tiny(), None).unwrap();
+    let [batch, length] = tokens.dims();
+
+    // In every two pieces, and the frame that training uses.
+    for cut in 1..length {
+        let mut cache = model.cache();
+        let first = model.forward(tokens.clone().slice([0..batch, 0..cut]), &mut cache);
+        assert_eq!(cache.len(), cut);
+        let second = model.forward(tokens.clone().slice([0..batch, cut..length]), &mut cache);
+        let whole = Tensor::cat(vec![first, second], 1);
+        assert!(distance(whole, expected.clone()) < 1e-4, "cut at {cut}");
+    }
+    let framed = model.forward_frame(tokens.clone(), &model.frame(length));
+    assert!(distance(framed, expected.clone()) < 1e-4);
+
+    // One by one, and past the room that a cache begins with.
+    let mut cache = model.cache();
+    let again = 60;
+    let long = tokens.repeat_dim(1, again);
+    let whole = model.forward(long.clone(), &mut model.cache());
+    for at in 0..length * again {
+        let token = long.clone().slice([0..batch, at..at + 1]);
+        let next = model.next_logits(token, &mut cache);
+        let expected = whole.clone().slice([0..batch, at..at + 1]).squeeze_dim(1);
+        assert!(distance(next, expected) < 1e-4, "at {at}");
+    }
+}
+
+#[test]
+fn nothing_is_read_before_it_is_needed() {
+    let model = load(tiny(), None).unwrap();
+    assert!(!model.model.layers[1].mlp.up_proj.weight.is_initialized());
+    assert_eq!(
+        model.model.layers[1]
+            .mlp
+            .up_proj
+            .weight
+            .lazy_shape()
+            .to_vec(),
+        [24, 40]
+    );
+}
+
+#[test]
+fn saved_and_loaded_is_the_same() {
+    let folder = tempfile::tempdir().unwrap();
+    let (tokens, _) = tokens_and_logits();
+    for tied in [false, true] {
+        let config = LlamaConfig {
+            tie_word_embeddings: tied,
+            // Enough for threads to share the work of turning a weight.
+            hidden_size: 520,
+            intermediate_size: 2100,
+            ..Checkpoint::open(tiny()).unwrap().config().clone()
+        };
+        let model = Llama::<B>::new(&config, &Default::default());
+        checkpoint::save(&model, &config, folder.path()).unwrap();
+        let opened = Checkpoint::open(folder.path()).unwrap();
+        assert_eq!(opened.config(), &config);
+
+        let bf16: Llama<B> = opened.load(None, &Default::default()).unwrap();
+        let f32: Llama<B> = opened.load(Some(DType::F32), &Default::default()).unwrap();
+        // Rounded as `half` rounds; Flex's own cast goes by way of f64, and is off at times.
+        let numbers = |model: &Llama<B>| {
+            let weight = model.model.layers[1].mlp.up_proj.weight.val();
+            weight.into_data().iter::<bf16>().collect::<Vec<_>>()
+        };
+        assert!(numbers(&bf16) == numbers(&model));
+        assert!(numbers(&f32) == numbers(&model));
+        assert_eq!(bf16.model.norm.weight.val().dtype(), DType::BF16);
+        assert_eq!(bf16.lm_head.is_none(), tied);
+        let logits = f32.forward(tokens.clone(), &mut f32.cache());
+        let expected = model.forward(tokens.clone(), &mut model.cache());
+        assert!(distance(logits, expected) < 0.05);
+    }
+}
+
+/// A copy of the tiny model with another configuration.
+fn with_config(change: impl FnOnce(&mut Value)) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let mut config: Value =
+        serde_json::from_str(&fs::read_to_string(tiny().join("config.json")).unwrap()).unwrap();
+    change(&mut config);
+    fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+    fs::copy(
+        tiny().join("model.safetensors"),
+        folder.path().join("model.safetensors"),
+    )
+    .unwrap();
+    folder
+}
+
+#[test]
+fn errors_name_what_is_wrong() {
+    let message = |folder: &Path| load(folder, None).unwrap_err().to_string();
+
+    for (change, parts) in [
+        (
+            ("model_type", json!("mistral")),
+            &["`model_type` is \"mistral\"", "config.json"][..],
+        ),
+        (
+            ("rope_scaling", json!({"factor": 8.0})),
+            &["`rope_scaling`", "null"],
+        ),
+        (
+            ("attention_bias", json!(true)),
+            &["`attention_bias` is true"],
+        ),
+        (("hidden_act", json!("gelu")), &["`hidden_act` is \"gelu\""]),
+        (
+            ("num_key_value_heads", json!(3)),
+            &["`num_key_value_heads` is 3"],
+        ),
+        (("head_dim", json!(7)), &["`head_dim` is 7"]),
+        (("rms_norm_eps", json!(0.0)), &["`rms_norm_eps`"]),
+        (
+            ("hidden_size", json!("wide")),
+            &["invalid type", "config.json"],
+        ),
+        (
+            ("intermediate_size", json!(41)),
+            &[
+                "gate_proj.weight` is 40x24 (3840 bytes)",
+                "41x24 (3936 bytes)",
+            ],
+        ),
+        (
+            ("num_hidden_layers", json!(1)),
+            &["9 tensors", "model.layers.1.input_layernorm.weight"],
+        ),
+        (
+            ("num_hidden_layers", json!(3)),
+            &["no tensor `model.layers.2.input_layernorm.weight`"],
+        ),
+    ] {
+        let (field, value) = change;
+        let folder = with_config(|config| config[field] = value);
+        let message = message(folder.path());
+        for part in parts {
+            assert!(message.contains(part), "{field}: {message}");
+        }
+    }
+
+    let folder = with_config(|_| {});
+    let weights = folder.path().join("model.safetensors");
+    let bytes = fs::read(&weights).unwrap();
+    fs::write(&weights, &bytes[..bytes.len() - 1]).unwrap();
+    assert!(message(folder.path()).contains("model.safetensors: "));
+    fs::write(&weights, []).unwrap();
+    assert!(message(folder.path()).contains("model.safetensors"));
+    fs::remove_file(&weights).unwrap();
+    assert!(message(folder.path()).contains("cannot read"));
+    fs::write(folder.path().join("model.safetensors.index.json"), "{}").unwrap();
+    assert!(message(folder.path()).contains("split into several files"));
+    assert!(message(Path::new("/nowhere")).contains("cannot read /nowhere/config.json"));
+}
+
+#[test]
+fn tied_models_may_bring_the_copy() {
+    let folder = with_config(|config| config["tie_word_embeddings"] = true.into());
+    assert!(load(folder.path(), None).unwrap().lm_head.is_none());
+}
+
+#[test]
+fn configurations_have_defaults() {
+    let config = LlamaConfig::from_json(
+        r#"{"model_type": "llama", "vocab_size": 8, "hidden_size": 12, "intermediate_size": 4,
+            "num_hidden_layers": 1, "num_attention_heads": 3,
+            "rope_parameters": {"rope_theta": 500000.0, "rope_type": "default"}}"#,
+    )
+    .unwrap();
+    assert_eq!((config.num_key_value_heads, config.head_dim), (3, 4));
+    assert_eq!(config.rope_theta, 500_000.0);
+    assert!(config.eos_token_ids.is_empty());
+    let error = LlamaConfig::from_json("{").unwrap_err();
+    assert!(matches!(error, ConfigError::Json(_)), "{error}");
+}
+
+fn sampler(temperature: f32, top_k: Option<usize>, top_p: Option<f32>) -> Sampler {
+    Sampler::new(Sampling {
+        temperature,
+        top_k,
+        top_p,
+        seed: 5,
+    })
+}
+
+#[test]
+fn samples_as_asked() {
+    let logits = [0.0, 3.0, 1.0, 3.0, f32::NEG_INFINITY];
+    assert_eq!(sampler(0.0, None, None).choose(&logits), Ok(1));
+    assert_eq!(sampler(1.0, Some(1), None).choose(&logits), Ok(1));
+    let seen = |mut sampler: Sampler| {
+        let mut seen = [0; 5];
+        for _ in 0..2000 {
+            seen[sampler.choose(&logits).unwrap() as usize] += 1;
+        }
+        seen
+    };
+    // e^0 : e^3 : e^1 : e^3 of 2000.
+    let all = seen(sampler(1.0, None, None));
+    for (seen, expected) in all.into_iter().zip([46, 914, 124, 914, 0]) {
+        assert!(i32::abs(seen - expected) <= 90, "{all:?}");
+    }
+    assert_eq!(all[4], 0);
+    let [none, _, few, _, _] = seen(sampler(1.0, Some(3), None));
+    assert!(none == 0 && few > 0);
+    let [none, one, nor, other, _] = seen(sampler(1.0, None, Some(0.9)));
+    assert!((none, nor) == (0, 0) && one > 0 && other > 0);
+    assert_eq!(seen(sampler(1.0, None, Some(0.1)))[1], 2000);
+    assert_eq!(
+        sampler(1.0, None, None).choose(&[f32::NAN, 0.0]),
+        Err(NotANumber)
+    );
+}
+
+#[test]
+fn generates_what_greedy_decoding_of_the_whole_gives() {
+    let model = load(tiny(), None).unwrap();
+    let prompt = [5, 6, 7];
+    let mut whole: Vec<i32> = prompt.map(|token| token as i32).into();
+    for _ in 0..10 {
+        let data = TensorData::new(whole.clone(), [1, whole.len()]);
+        let tokens = Tensor::<B, 2, Int>::from_data(data, &Default::default());
+        let next = model.next_logits(tokens, &mut model.cache()).argmax(1);
+        whole.push(next.into_scalar());
+    }
+    let run = |count: usize, stop: &[u32]| {
+        let mut tokens = Vec::new();
+        let mut sampler = sampler(0.0, None, None);
+        let speed = generate(&model, &prompt, count, stop, &mut sampler, |token| {
+            tokens.push(token as i32);
+            Ok::<(), GenerationError>(())
+        });
+        (tokens, speed.unwrap().decode.0)
+    };
+    assert_eq!(run(10, &[]), (whole[3..].to_vec(), 9));
+    assert_eq!(run(1, &[]), (whole[3..4].to_vec(), 0));
+    let stop = whole[6];
+    let before = whole[3..].iter().position(|token| *token == stop).unwrap();
+    assert_eq!(
+        run(10, &[stop as u32]),
+        (whole[3..3 + before].to_vec(), before)
+    );
+}
