@@ -58,7 +58,9 @@ fn implemented(file: &syn::File, name: &str) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     for item in &file.items {
         let Item::Impl(item) = item else { continue };
-        let Some((_, path, _)) = &item.trait_ else { continue };
+        let Some((_, path, _)) = &item.trait_ else {
+            continue;
+        };
         if path.segments.last().is_none_or(|s| s.ident != name) {
             continue;
         }
@@ -86,7 +88,10 @@ fn every_method_of_every_backend_trait_is_forwarded() {
         .iter()
         .find(|p| p.name.as_str() == "burn-backend")
         .expect("burn-backend is a dependency");
-    let burn = package.manifest_path.parent().expect("a manifest is in a folder");
+    let burn = package
+        .manifest_path
+        .parent()
+        .expect("a manifest is in a folder");
     let burn = burn.as_std_path().join("src/backend");
     let ours = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/backend");
 
@@ -97,7 +102,11 @@ fn every_method_of_every_backend_trait_is_forwarded() {
         let implemented = implemented(&parse(&ours.join(here)), name);
         assert!(!declared.is_empty(), "{name} has methods");
         total += declared.len();
-        missing.extend(declared.difference(&implemented).map(|m| format!("{name}::{m}")));
+        missing.extend(
+            declared
+                .difference(&implemented)
+                .map(|m| format!("{name}::{m}")),
+        );
     }
     assert!(total > 400, "only {total} methods were found");
     assert!(missing.is_empty(), "left to their defaults: {missing:#?}");

@@ -7,14 +7,15 @@ use burn::{
     nn::{Embedding, EmbeddingConfig, Linear, LinearConfig},
     record::{BinBytesRecorder, FullPrecisionSettings, Recorder},
     tensor::{
-        Bool, Distribution, Int, Tensor, TensorData, backend::Backend,
+        Bool, Distribution, Int, Tensor, TensorData,
+        backend::Backend,
         quantization::{Calibration, QuantLevel, QuantScheme, QuantValue},
     },
 };
 use burn_flex::Flex;
 use burn_offload::{
-    ByteSize, OffloadError, OffloadPolicy, Offloaded, Order, Placement, PolicyError, Reason, Report,
-    place,
+    ByteSize, OffloadError, OffloadPolicy, Offloaded, Order, Placement, PolicyError, Reason,
+    Report, place,
 };
 
 type B = Offloaded<Flex>;
@@ -42,12 +43,8 @@ fn totals(report: &Report) -> (u64, usize, u64, usize) {
 }
 
 fn places(report: &Report) -> Vec<(String, Placement)> {
-    let line = |r: &burn_offload::host::Record| {
-        (
-            r.name.clone().unwrap_or_default(),
-            r.decision.placement,
-        )
-    };
+    let line =
+        |r: &burn_offload::host::Record| (r.name.clone().unwrap_or_default(), r.decision.placement);
     report.parameters.iter().map(line).collect()
 }
 
@@ -102,7 +99,11 @@ impl<B: Backend> Model<B> {
 
     fn forward(&self, tokens: Tensor<B, 2, Int>) -> Tensor<B, 3> {
         let [batch, length] = tokens.dims();
-        let positions = self.positions.val().reshape([1, length]).expand([batch, length]);
+        let positions = self
+            .positions
+            .val()
+            .reshape([1, length])
+            .expand([batch, length]);
         let mut x = self.embed.forward(tokens + positions);
         for layer in &self.layers {
             x = x.clone() + layer.down.forward(layer.up.forward(x).tanh());
@@ -133,9 +134,15 @@ fn parameters_are_placed_as_they_are_made_and_outputs_are_the_same() {
     for (policy, offloaded) in [
         (OffloadPolicy::nothing(), 0),
         (OffloadPolicy::host_budget(ByteSize::b(EMBED)), EMBED),
-        (OffloadPolicy::host_budget(ByteSize::b(EMBED + LAYER)), EMBED + LAYER),
+        (
+            OffloadPolicy::host_budget(ByteSize::b(EMBED + LAYER)),
+            EMBED + LAYER,
+        ),
         (OffloadPolicy::host_budget(ByteSize::b(all)), all),
-        (OffloadPolicy::device_budget(ByteSize::b(EMBED)), all - EMBED),
+        (
+            OffloadPolicy::device_budget(ByteSize::b(EMBED)),
+            all - EMBED,
+        ),
         (OffloadPolicy::device_budget(ByteSize::b(0)), all),
     ] {
         B::configure(&device, policy.clone()).unwrap();
@@ -145,7 +152,11 @@ fn parameters_are_placed_as_they_are_made_and_outputs_are_the_same() {
         output.assert_eq(&expected, true);
         let report = report();
         assert_eq!(report.offloaded_bytes(), offloaded, "{policy:?}\n{report}");
-        assert_eq!(report.resident_bytes(), all - offloaded, "{policy:?}\n{report}");
+        assert_eq!(
+            report.resident_bytes(),
+            all - offloaded,
+            "{policy:?}\n{report}"
+        );
         drop(model);
         assert_eq!(totals(&self::report()), (0, 0, 0, 0));
     }
@@ -162,8 +173,17 @@ fn a_budget_is_a_hard_cap_and_smaller_parameters_fill_it() {
     model.run(&device);
     let report = report();
     assert_eq!(report.offloaded_bytes(), EMBED + UP_BIAS + DOWN_BIAS);
-    let reasons: Vec<_> = report.parameters.iter().map(|r| &r.decision.reason).collect();
-    assert!(reasons.contains(&&Reason::OverHostBudget { left: UP_BIAS + 100 }), "{report}");
+    let reasons: Vec<_> = report
+        .parameters
+        .iter()
+        .map(|r| &r.decision.reason)
+        .collect();
+    assert!(
+        reasons.contains(&&Reason::OverHostBudget {
+            left: UP_BIAS + 100
+        }),
+        "{report}"
+    );
 }
 
 #[test]
@@ -191,10 +211,19 @@ fn placing_by_name_follows_selectors_and_initialises_straight_into_place() {
             "model.mask",
         ]
     );
-    assert_eq!(report, self::report(), "the books hold what the report says");
+    assert_eq!(
+        report,
+        self::report(),
+        "the books hold what the report says"
+    );
     let down = &report.parameters[3];
     assert_eq!(down.name.as_deref(), Some("model.layers.0.down.weight"));
-    assert_eq!(down.decision.reason, Reason::Kept { selector: "0.down".into() });
+    assert_eq!(
+        down.decision.reason,
+        Reason::Kept {
+            selector: "0.down".into()
+        }
+    );
     model.run(&device).assert_eq(&expected, true);
 }
 
@@ -210,7 +239,10 @@ fn placing_again_moves_what_changed_and_nothing_twice() {
     for (policy, offloaded) in [
         (OffloadPolicy::host_budget(ByteSize::mib(1)), all),
         (OffloadPolicy::host_budget(ByteSize::mib(1)), all),
-        (OffloadPolicy::host_budget(ByteSize::b(LAYER)).with_order(Order::Largest), UP),
+        (
+            OffloadPolicy::host_budget(ByteSize::b(LAYER)).with_order(Order::Largest),
+            UP,
+        ),
         (OffloadPolicy::nothing(), 0),
         (OffloadPolicy::device_budget(ByteSize::b(0)), all),
     ] {
@@ -235,11 +267,17 @@ fn several_modules_share_one_budget() {
     assert_eq!(report.offloaded_bytes(), EMBED + 20);
     let (second, report) = place(Model::<B>::new(2, &device), "second", &policy).unwrap();
     let left = LAYER - 20;
-    assert!(report.offloaded_bytes() <= left && report.offloaded_bytes() > left / 2, "{report}");
+    assert!(
+        report.offloaded_bytes() <= left && report.offloaded_bytes() > left / 2,
+        "{report}"
+    );
     assert!(self::report().offloaded_bytes() <= EMBED + LAYER);
     drop(first);
     let (second, report) = place(second, "second", &policy).unwrap();
-    assert!(report.offloaded_bytes() > left, "what the first had is free again");
+    assert!(
+        report.offloaded_bytes() > left,
+        "what the first had is free again"
+    );
     drop(second);
 }
 
@@ -268,7 +306,11 @@ fn tied_parameters_are_stored_and_counted_once() {
         )
         .unwrap();
         assert_eq!(report.offloaded_bytes(), 8 * 8 * 4, "{report}");
-        assert_eq!(report.parameters[1].shares.as_deref(), Some("embed.weight"), "{report}");
+        assert_eq!(
+            report.parameters[1].shares.as_deref(),
+            Some("embed.weight"),
+            "{report}"
+        );
         assert_eq!(self::report().offloaded_bytes(), 8 * 8 * 4);
         tied.head
             .weight
@@ -319,8 +361,15 @@ fn quantized_weights_are_placed() {
     let weight = &report.parameters[0];
     assert_eq!(weight.bytes, 32 * 32 + 4, "values and one scale: {report}");
     let x = Tensor::<Flex, 2>::random([4, 32], Distribution::Default, &device).into_data();
-    let y = linear.forward(Tensor::<B, 2>::from_data(x.clone(), &device)).into_data();
-    y.assert_eq(&bare.forward(Tensor::<Flex, 2>::from_data(x, &device)).into_data(), true);
+    let y = linear
+        .forward(Tensor::<B, 2>::from_data(x.clone(), &device))
+        .into_data();
+    y.assert_eq(
+        &bare
+            .forward(Tensor::<Flex, 2>::from_data(x, &device))
+            .into_data(),
+        true,
+    );
 }
 
 #[test]
@@ -336,7 +385,12 @@ fn records_load_into_place_and_save_from_host_memory() {
     B::configure(&device, OffloadPolicy::host_budget(ByteSize::mib(1))).unwrap();
     let record = recorder.load(bytes.clone(), &device).unwrap();
     let model = Model::<B>::new(1, &device).load_record(record);
-    assert_eq!(report().offloaded_bytes(), EMBED + LAYER + 4 * 4 + 4, "{}", report());
+    assert_eq!(
+        report().offloaded_bytes(),
+        EMBED + LAYER + 4 * 4 + 4,
+        "{}",
+        report()
+    );
     model.run(&device).assert_eq(&expected, true);
     let saved = Recorder::<B>::record(&recorder, model.into_record(), ()).unwrap();
 
@@ -350,17 +404,24 @@ fn a_weight_is_never_changed_through_an_alias() {
     let _alone = alone();
     let device = Default::default();
     B::configure(&device, OffloadPolicy::host_budget(ByteSize::mib(1))).unwrap();
-    let param = Param::<Tensor<B, 2>>::from_data(TensorData::from([[1.0f32, 2.0], [3.0, 4.0]]), &device);
+    let param =
+        Param::<Tensor<B, 2>>::from_data(TensorData::from([[1.0f32, 2.0], [3.0, 4.0]]), &device);
     let before = param.to_data();
     let changed = param.val().add_scalar(1.0).mul_scalar(3.0);
     let part = param.val().slice_fill([0..1, 0..2], 9.0);
     let view = param.val().transpose();
     let view_changed = view.clone() * 2.0;
     param.to_data().assert_eq(&before, true);
-    view.into_data().assert_eq(&TensorData::from([[1.0f32, 3.0], [2.0, 4.0]]), true);
-    view_changed.into_data().assert_eq(&TensorData::from([[2.0f32, 6.0], [4.0, 8.0]]), true);
-    changed.into_data().assert_eq(&TensorData::from([[6.0f32, 9.0], [12.0, 15.0]]), true);
-    part.into_data().assert_eq(&TensorData::from([[9.0f32, 9.0], [3.0, 4.0]]), true);
+    view.into_data()
+        .assert_eq(&TensorData::from([[1.0f32, 3.0], [2.0, 4.0]]), true);
+    view_changed
+        .into_data()
+        .assert_eq(&TensorData::from([[2.0f32, 6.0], [4.0, 8.0]]), true);
+    changed
+        .into_data()
+        .assert_eq(&TensorData::from([[6.0f32, 9.0], [12.0, 15.0]]), true);
+    part.into_data()
+        .assert_eq(&TensorData::from([[9.0f32, 9.0], [3.0, 4.0]]), true);
     // The data of a tensor is the reader's own.
     let mut data = param.to_data();
     data.bytes[0] = 255;
@@ -372,11 +433,13 @@ fn views_keep_the_memory_alive_and_on_the_books() {
     let _alone = alone();
     let device = Default::default();
     B::configure(&device, OffloadPolicy::host_budget(ByteSize::mib(1))).unwrap();
-    let param = Param::<Tensor<B, 2>>::from_data(TensorData::from([[1.0f32, 2.0], [3.0, 4.0]]), &device);
+    let param =
+        Param::<Tensor<B, 2>>::from_data(TensorData::from([[1.0f32, 2.0], [3.0, 4.0]]), &device);
     let view = param.val().transpose().reshape([4]);
     drop(param);
     assert_eq!(report().offloaded_bytes(), 16);
-    view.into_data().assert_eq(&TensorData::from([1.0f32, 3.0, 2.0, 4.0]), true);
+    view.into_data()
+        .assert_eq(&TensorData::from([1.0f32, 3.0, 2.0, 4.0]), true);
     assert_eq!(report().offloaded_bytes(), 0);
 }
 
@@ -440,10 +503,19 @@ fn bad_policies_and_refusals_are_typed_and_lose_nothing() {
 
     let huge = OffloadPolicy::host_budget(ByteSize::pib(1));
     let failed_budget = B::configure(&device, huge.clone()).unwrap_err();
-    assert!(matches!(failed_budget, OffloadError::BudgetExceedsMemory { .. }));
-    assert!(failed_budget.to_string().contains("host_budget"), "{failed_budget}");
+    assert!(matches!(
+        failed_budget,
+        OffloadError::BudgetExceedsMemory { .. }
+    ));
+    assert!(
+        failed_budget.to_string().contains("host_budget"),
+        "{failed_budget}"
+    );
     let failed = place(failed.module, "", &huge).unwrap_err();
-    assert!(matches!(failed.error, OffloadError::BudgetExceedsMemory { .. }));
+    assert!(matches!(
+        failed.error,
+        OffloadError::BudgetExceedsMemory { .. }
+    ));
     let books = report();
     assert_eq!(books.offloaded_bytes(), 0, "{books}");
 }
@@ -470,8 +542,12 @@ fn only_what_leaves_the_scope_alive_is_a_parameter() {
     let device = Default::default();
     B::configure(&device, OffloadPolicy::host_budget(ByteSize::mib(1))).unwrap();
     // The orthogonal initialiser works through many intermediate tensors.
-    let param = burn::nn::Initializer::Orthogonal { gain: 1.0 }
-        .init_with::<B, 2, _>([8, 8], None, None, &device);
+    let param = burn::nn::Initializer::Orthogonal { gain: 1.0 }.init_with::<B, 2, _>(
+        [8, 8],
+        None,
+        None,
+        &device,
+    );
     let _ = param.val();
     assert_eq!(totals(&report()), (8 * 8 * 4, 1, 0, 0), "{}", report());
 }
@@ -484,7 +560,8 @@ fn everything_offloads_activations_too() {
     let x = Tensor::<B, 2>::ones([4, 4], &device);
     let y = x.clone().matmul(x) + 1.0;
     assert_eq!(report().offloaded_bytes(), 4 * 4 * 4, "{}", report());
-    y.into_data().assert_eq(&TensorData::full([4, 4], 5.0f32), true);
+    y.into_data()
+        .assert_eq(&TensorData::full([4, 4], 5.0f32), true);
     assert_eq!(report().offloaded_bytes(), 0);
 }
 
@@ -495,7 +572,15 @@ fn a_report_prints_a_table_and_survives_serialisation() {
     let policy = OffloadPolicy::host_budget(ByteSize::b(EMBED));
     let (_model, report) = place(Model::<B>::new(1, &device), "m", &policy).unwrap();
     let text = report.to_string();
-    for part in ["m.embed.weight", "[16, 8]", "f32", "512", "host (pageable)", "GiB", "budget"] {
+    for part in [
+        "m.embed.weight",
+        "[16, 8]",
+        "f32",
+        "512",
+        "host (pageable)",
+        "GiB",
+        "budget",
+    ] {
         assert!(text.contains(part), "{part} is missing in\n{text}");
     }
     let json = serde_json::to_string(&report).unwrap();

@@ -149,13 +149,17 @@ impl<B: OffloadTarget> Backend for Offloaded<B> {
         input: Input,
         func: Func,
     ) -> Output {
-        match DeviceState::get(device) {
-            // The backend keeps what is allocated in its persistent mode for good, so that is only
-            // for parameters that are sure to stay.
-            Some(state) if state.policy().budget != Budget::Nothing => scope::run(|| func(input)),
-            Some(_) => scope::run(|| B::memory_persistent_allocations(device, input, func)),
-            None => B::memory_persistent_allocations(device, input, func),
+        if DeviceState::get(device).is_none() {
+            return B::memory_persistent_allocations(device, input, func);
         }
+        let (output, moved) = scope::run(|| B::memory_persistent_allocations(device, input, func));
+        // The backend keeps what was allocated in its persistent mode until it is told to clean up.
+        if let Some(state) = DeviceState::get(device)
+            && state.has_moved(moved)
+        {
+            B::memory_cleanup(device);
+        }
+        output
     }
 
     fn memory_cleanup(device: &Self::Device) {

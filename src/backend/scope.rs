@@ -51,9 +51,9 @@ pub fn directive() -> Option<Directive> {
     SCOPES.with_borrow(|scopes| scopes.directives.last().cloned())
 }
 
-/// Runs `task` in a parameter scope, then settles the tensors that outlive it. After a panic the
-/// scope is closed, and nothing is settled.
-pub fn run<T>(task: impl FnOnce() -> T) -> T {
+/// Runs `task` in a parameter scope, then settles the tensors that outlive it. Returns the bytes that
+/// this moved from the device to the host. After a panic the scope is closed, and nothing is settled.
+pub fn run<T>(task: impl FnOnce() -> T) -> (T, u64) {
     struct Close;
     impl Drop for Close {
         fn drop(&mut self) {
@@ -67,15 +67,16 @@ pub fn run<T>(task: impl FnOnce() -> T) -> T {
     let born = SCOPES.with_borrow_mut(|scopes| scopes.born.last_mut().map(std::mem::take));
     drop(close);
     let outside = !is_open();
+    let mut moved = 0;
     for tensor in born.into_iter().flatten() {
         match (tensor.upgrade(), outside) {
-            (Some(tensor), true) => tensor.settle(),
+            (Some(tensor), true) => moved += tensor.settle(),
             // An inner scope's tensor may still be dropped by the outer one.
             (Some(_), false) => note(tensor),
             (None, _) => {}
         }
     }
-    output
+    (output, moved)
 }
 
 /// Runs `task` with a directive for the parameters it allocates.

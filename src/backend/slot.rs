@@ -20,8 +20,9 @@ use super::{scope, state::DeviceState};
 
 /// A parameter on a device, whatever its kind and backend.
 pub trait Placed: Send + Sync {
-    /// Places a tensor that left a parameter scope alive, as the policy in force says.
-    fn settle(&self);
+    /// Places a tensor that left a parameter scope alive, as the policy in force says. Returns the
+    /// bytes that were moved from the device to the host.
+    fn settle(&self) -> u64;
     /// The parameter's line in the books, if it has one.
     fn record(&self) -> Option<Record>;
     /// Changes the parameter's line in the books, opening one where there is none.
@@ -269,13 +270,13 @@ impl<B: OffloadTarget, K: Kind<B>> Slot<B, K> {
 }
 
 impl<B: OffloadTarget, K: Kind<B>> Placed for Slot<B, K> {
-    fn settle(&self) {
+    fn settle(&self) -> u64 {
         let Some(state) = DeviceState::get(&self.device) else {
-            return;
+            return 0;
         };
         let _moving = self.moving.lock().unwrap_or_else(PoisonError::into_inner);
         if self.entry.get().is_some() {
-            return;
+            return 0;
         }
         let (name, policy) = orders(&state);
         let bytes = self.bytes();
@@ -286,11 +287,16 @@ impl<B: OffloadTarget, K: Kind<B>> Placed for Slot<B, K> {
         let decision = resident.decision.clone();
         resident.decision.placement = Placement::Resident;
         self.entry.get_or_init(|| state.ledger.open(resident));
-        if let (Place::Resident(tensor), Some(charge)) = (self.place(), admission.charge)
-            && let Err(err) = self.offload(&state, tensor, charge, decision)
-        {
+        let (Place::Resident(tensor), Some(charge)) = (self.place(), admission.charge) else {
+            return 0;
+        };
+        match self.offload(&state, tensor, charge, decision) {
+            Ok(()) => bytes,
             // Burn's allocation calls cannot fail; the report and the log say what happened.
-            warn_refused(name.as_deref(), bytes, &err);
+            Err(err) => {
+                warn_refused(name.as_deref(), bytes, &err);
+                0
+            }
         }
     }
 

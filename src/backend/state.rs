@@ -3,7 +3,7 @@ use std::{
     collections::HashMap,
     sync::{
         Arc, LazyLock, PoisonError, RwLock,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
 
@@ -25,7 +25,12 @@ pub struct DeviceState {
     /// The account of the device's parameters.
     pub ledger: Arc<Ledger>,
     config: RwLock<Config>,
+    /// Bytes that were made on the device and moved to the host since its memory was cleaned up.
+    moved: AtomicU64,
 }
+
+/// How much device memory parameters that have moved away may leave behind.
+const MOST_LEFT_BEHIND: u64 = 256 << 20;
 
 #[derive(Clone)]
 struct Config {
@@ -68,6 +73,7 @@ impl DeviceState {
                     device: format!("{device:?}"),
                     ledger: Arc::default(),
                     config: RwLock::new(config),
+                    moved: AtomicU64::new(0),
                 });
                 devices.insert(Self::key(device), state.clone());
                 state
@@ -87,6 +93,20 @@ impl DeviceState {
     /// Whether this device's policy offloads every tensor, whatever made it.
     pub fn offloads_everything(&self) -> bool {
         self.policy().budget == Budget::Everything
+    }
+
+    /// Notes that so many bytes were made on the device and moved to the host. Tells whether it is
+    /// time to clean up the device's memory.
+    pub fn has_moved(&self, bytes: u64) -> bool {
+        if bytes == 0 {
+            return false;
+        }
+        let before = self.moved.fetch_add(bytes, Ordering::Relaxed);
+        let due = before + bytes >= MOST_LEFT_BEHIND;
+        if due {
+            self.moved.store(0, Ordering::Relaxed);
+        }
+        due
     }
 
     /// The policy now in force.

@@ -184,7 +184,7 @@ impl<B: OffloadTarget, K: Kind<B>> OffloadedTensor<B, K> {
         if let Repr::Param(param) = &self.0
             && let Some(data) = param.host_data()
         {
-            return scope::run(|| Self::from_data(data, device));
+            return scope::run(|| Self::from_data(data, device)).0;
         }
         let is_param = matches!(self.0, Repr::Param(_));
         let move_it = || {
@@ -194,7 +194,7 @@ impl<B: OffloadTarget, K: Kind<B>> OffloadedTensor<B, K> {
             Self::adopt(tensor)
         };
         if is_param {
-            scope::run(move_it)
+            scope::run(move_it).0
         } else {
             move_it()
         }

@@ -20,7 +20,9 @@ pub fn values(seed: u64, shape: Shape) -> TensorData {
         state ^= state << 17;
         ((state >> 40) as f32 / (1u64 << 24) as f32 - 0.5) * 0.1
     };
-    let values: Vec<f32> = std::iter::repeat_with(next).take(shape.num_elements()).collect();
+    let values: Vec<f32> = std::iter::repeat_with(next)
+        .take(shape.num_elements())
+        .collect();
     TensorData::new(values, shape)
 }
 

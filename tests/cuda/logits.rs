@@ -8,19 +8,15 @@ use burn_offload::{ByteSize, OffloadPolicy, OffloadTarget, Offloaded, place};
 use cubecl::cuda::CudaDevice;
 
 use crate::{
-    Eager, assert_all_given_back,
-    config::LlamaConfig,
-    configure,
-    fill::fill,
-    line,
-    model::Llama,
+    Eager, assert_all_given_back, config::LlamaConfig, configure, fill::fill, line, model::Llama,
 };
 
+/// Square throughout: every new shape of a product is tuned for seconds to a minute.
 fn config() -> LlamaConfig {
     let json = r#"{
-        "model_type": "llama", "hidden_size": 1024, "intermediate_size": 2048,
-        "num_hidden_layers": 4, "num_attention_heads": 16, "num_key_value_heads": 4,
-        "vocab_size": 2048, "rms_norm_eps": 1e-5, "tie_word_embeddings": false,
+        "model_type": "llama", "hidden_size": 1024, "intermediate_size": 1024,
+        "num_hidden_layers": 6, "num_attention_heads": 16, "num_key_value_heads": 16,
+        "vocab_size": 1024, "rms_norm_eps": 1e-5, "tie_word_embeddings": false,
         "max_position_embeddings": 256
     }"#;
     LlamaConfig::from_json(json).expect("the configuration is sound")
@@ -31,7 +27,7 @@ fn run<B: burn::tensor::backend::Backend>(model: &Llama<B>) -> Vec<TensorData> {
     let device = model.device();
     let mut cache = model.cache();
     let tokens = |from: i32, n: i32| {
-        let ids: Vec<i32> = (from..from + n).map(|i| i * 37 % 2048).collect();
+        let ids: Vec<i32> = (from..from + n).map(|i| i * 37 % 1024).collect();
         Tensor::<B, 1, Int>::from_data(TensorData::new(ids, [n as usize]), &device).unsqueeze()
     };
     let mut logits = vec![model.forward(tokens(0, 16), &mut cache).into_data()];
@@ -66,8 +62,16 @@ where
         ("resident", OffloadPolicy::nothing(), 0),
         ("half offloaded, in place", half.clone(), bytes * 45 / 100),
         ("all offloaded, in place", all.clone(), bytes),
-        ("all offloaded, staged from pinned memory", all.clone().with_uva(false), bytes),
-        ("all offloaded, staged from pageable memory", all.clone().with_pin(false), bytes),
+        (
+            "all offloaded, staged from pinned memory",
+            all.clone().with_uva(false),
+            bytes,
+        ),
+        (
+            "all offloaded, staged from pageable memory",
+            all.clone().with_pin(false),
+            bytes,
+        ),
     ] {
         configure::<B>(policy);
         let model = fill(Llama::<Offloaded<B>>::new(&config, &device), dtype);
@@ -77,7 +81,10 @@ where
         assert_eq!(run(&model), expected, "{name}, {mode}");
         line(
             &format!("logits {name}, {mode}"),
-            format!("bit-identical, {} offloaded", ByteSize::b(report.offloaded_bytes())),
+            format!(
+                "bit-identical, {} offloaded",
+                ByteSize::b(report.offloaded_bytes())
+            ),
         );
         drop(model);
         assert_all_given_back::<B>();
@@ -92,7 +99,10 @@ where
     let (model, report) = place(model, "", &OffloadPolicy::nothing()).expect("there is room");
     assert_eq!(report.offloaded_bytes(), 0, "{report}");
     assert_eq!(run(&model), expected, "{name}, recalled");
-    line(&format!("logits {name}, placed by name and recalled"), "bit-identical");
+    line(
+        &format!("logits {name}, placed by name and recalled"),
+        "bit-identical",
+    );
     drop(model);
     assert_all_given_back::<B>();
 }
@@ -156,7 +166,10 @@ where
     let expected = product(resident.val());
     for (mode, policy) in [
         ("in place", OffloadPolicy::host_budget(ByteSize::gib(1))),
-        ("staged", OffloadPolicy::host_budget(ByteSize::gib(1)).with_uva(false)),
+        (
+            "staged",
+            OffloadPolicy::host_budget(ByteSize::gib(1)).with_uva(false),
+        ),
     ] {
         configure::<B>(policy);
         let hosted = make();

@@ -47,7 +47,10 @@ pub fn assert_all_given_back<B: OffloadTarget<Device = CudaDevice>>() {
         if memory::host_bytes_charged::<B>() == 0 {
             return;
         }
-        assert!(std::time::Instant::now() < deadline, "host memory was not given back");
+        assert!(
+            std::time::Instant::now() < deadline,
+            "host memory was not given back"
+        );
         std::thread::sleep(std::time::Duration::from_millis(10));
     }
 }
@@ -66,5 +69,8 @@ fn without_a_driver_configure_says_so() {
 fn a_device_that_is_not_there_is_a_typed_error() {
     let policy = OffloadPolicy::nothing();
     let failed = Offloaded::<Eager<f32>>::configure(&CudaDevice::new(63), policy);
-    assert!(matches!(failed, Err(OffloadError::NoDevice { .. })), "{failed:?}");
+    assert!(
+        matches!(failed, Err(OffloadError::NoDevice { .. })),
+        "{failed:?}"
+    );
 }

@@ -1,5 +1,7 @@
+use std::mem::MaybeUninit;
+
 use burn_backend::{
-    DType, Shape, StreamId,
+    AllocationProperty, Bytes, DType, Shape, StreamId,
     quantization::{QParamTensor, QuantParam, QuantStore, QuantValue, params_shape},
     read_sync,
 };
@@ -16,7 +18,7 @@ use cubecl::{
     device::Device,
     server::{ComputeServer, CopyDescriptor, Handle},
 };
-use cubecl_common::device_handle::DeviceHandle;
+use cubecl_common::{bytes::AllocationController, device_handle::DeviceHandle};
 use cudarc::driver::sys;
 
 use crate::{
@@ -78,7 +80,7 @@ pub fn alias(buffer: &HostBuffer, layout: &Layout, device: &CudaDevice) -> Optio
 /// A copy of the buffer in device memory, on the current stream.
 ///
 /// The bytes go to the copy engine straight from the buffer: `ComputeClient::create` would copy them
-/// into pageable memory first. The server keeps the buffer alive until the copy is done.
+/// into pageable memory first.
 pub fn stage(buffer: &HostBuffer, layout: &Layout, device: &CudaDevice) -> Option<Tensor> {
     let len = buffer.as_ref().len();
     let stream = StreamId::current();
@@ -86,12 +88,51 @@ pub fn stage(buffer: &HostBuffer, layout: &Layout, device: &CudaDevice) -> Optio
     let staged = tensor(handle.clone(), layout, device)?;
     let memory = handle.memory.clone();
     let copy = CopyDescriptor::new(handle.binding(), [len].into(), [1].into(), 1);
-    let bytes = buffer.to_bytes();
+    let buffer = buffer.clone();
     DeviceHandle::<Server>::new(device.to_id()).submit(move |server| {
         server.initialize_memory(memory, len as u64, stream);
+        // SAFETY: `buffer` lives until after `write`, which hands the bytes to the driver. Of pageable
+        // memory the driver has its own copy when it returns; pinned memory that is let go while the
+        // copy engine reads it is retired, and given back only when the context has finished its work.
+        let bytes = unsafe { borrowed_bytes(buffer.as_ref()) };
         server.write(vec![(copy, bytes)], stream);
+        drop(buffer);
     });
     Some(staged)
+}
+
+/// `Bytes` that read memory they do not own. The server keeps what it has copied from for longer than
+/// it reads it, so they must not keep the buffer alive.
+///
+/// # Safety
+///
+/// Nobody reads the result once `bytes` is gone.
+unsafe fn borrowed_bytes(bytes: &[u8]) -> Bytes {
+    struct Borrowed(*const u8, usize);
+    // SAFETY: the memory is only read, and is as good on any thread.
+    unsafe impl Send for Borrowed {}
+    // SAFETY: as above.
+    unsafe impl Sync for Borrowed {}
+
+    impl AllocationController for Borrowed {
+        fn alloc_align(&self) -> usize {
+            1
+        }
+        fn property(&self) -> AllocationProperty {
+            AllocationProperty::Pinned
+        }
+        unsafe fn memory_mut(&mut self) -> &mut [MaybeUninit<u8>] {
+            unreachable!("bytes on their way to the device are not written")
+        }
+        fn memory(&self) -> &[MaybeUninit<u8>] {
+            // SAFETY: the caller of `borrowed_bytes` promised that the memory is there.
+            unsafe { std::slice::from_raw_parts(self.0.cast(), self.1) }
+        }
+    }
+
+    let controller = Box::new(Borrowed(bytes.as_ptr(), bytes.len()));
+    // SAFETY: all of the slice is initialised.
+    unsafe { Bytes::from_controller(controller, bytes.len()) }
 }
 
 /// Copies a tensor's elements to `out` and waits for it, through no other memory.
