@@ -27,7 +27,12 @@ pub struct DeviceState {
     config: RwLock<Config>,
     /// Bytes that were made on the device and moved to the host since its memory was cleaned up.
     moved: AtomicU64,
+    /// Bytes of resident parameters that were uploaded since the backend let go of its host copies.
+    uploaded: AtomicU64,
 }
+
+/// How much host memory the backend's copies of resident parameters may take.
+const MOST_UPLOADED: u64 = 16 << 20;
 
 /// How much device memory parameters that have moved away may leave behind.
 const MOST_LEFT_BEHIND: u64 = 256 << 20;
@@ -74,6 +79,7 @@ impl DeviceState {
                     ledger: Arc::default(),
                     config: RwLock::new(config),
                     moved: AtomicU64::new(0),
+                    uploaded: AtomicU64::new(0),
                 });
                 devices.insert(Self::key(device), state.clone());
                 state
@@ -98,15 +104,13 @@ impl DeviceState {
     /// Notes that so many bytes were made on the device and moved to the host. Tells whether it is
     /// time to clean up the device's memory.
     pub fn has_moved(&self, bytes: u64) -> bool {
-        if bytes == 0 {
-            return false;
-        }
-        let before = self.moved.fetch_add(bytes, Ordering::Relaxed);
-        let due = before + bytes >= MOST_LEFT_BEHIND;
-        if due {
-            self.moved.store(0, Ordering::Relaxed);
-        }
-        due
+        due(&self.moved, bytes, MOST_LEFT_BEHIND)
+    }
+
+    /// Notes that so many bytes of a resident parameter were uploaded. Tells whether it is time for
+    /// the backend to let go of its host copies.
+    pub fn has_uploaded(&self, bytes: u64) -> bool {
+        due(&self.uploaded, bytes, MOST_UPLOADED)
     }
 
     /// The policy now in force.
@@ -131,4 +135,13 @@ impl DeviceState {
     fn write(&self) -> std::sync::RwLockWriteGuard<'_, Config> {
         self.config.write().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Adds to a count, and starts it anew where it reaches `most`. Tells whether it did.
+fn due(count: &AtomicU64, bytes: u64, most: u64) -> bool {
+    let due = bytes > 0 && count.fetch_add(bytes, Ordering::Relaxed) + bytes >= most;
+    if due {
+        count.store(0, Ordering::Relaxed);
+    }
+    due
 }

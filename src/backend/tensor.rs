@@ -80,12 +80,15 @@ impl<B: OffloadTarget, K: Kind<B>> OffloadedTensor<B, K> {
         match Slot::from_data(data, device) {
             Ok(slot) => Self::of_slot(Arc::new(slot)),
             Err((data, declined)) => {
+                let bytes = data.bytes.len() as u64;
                 let tensor = {
                     let _op = Op::enter();
                     K::from_data(data, device)
                 };
-                if DeviceState::get(device).is_none() {
-                    return Self(Repr::Plain(tensor));
+                match DeviceState::get(device) {
+                    None => return Self(Repr::Plain(tensor)),
+                    Some(state) if state.has_uploaded(bytes) => B::release_uploads(device),
+                    Some(_) => {}
                 }
                 let slot = Slot::resident(tensor);
                 slot.declined(declined);

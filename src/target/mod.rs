@@ -114,6 +114,12 @@ pub trait OffloadTarget: BackendIr {
         None
     }
 
+    /// Has the backend let go of its own host copies of data it was given, once they are on the
+    /// device. Called now and then while resident parameters are made.
+    fn release_uploads(device: &<Self as BackendTypes>::Device) {
+        let _ = device;
+    }
+
     /// Copies a tensor's elements into `out`, dense and in row-major order, and returns when they
     /// are there. `out` has the tensor's size exactly.
     ///

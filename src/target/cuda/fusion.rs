@@ -52,6 +52,10 @@ where
         ))
     }
 
+    fn release_uploads(device: &CudaDevice) {
+        tensor::release_uploads(device);
+    }
+
     fn download(tensor: HandleKind<Self>, out: &mut [u8]) -> Result<(), OffloadError> {
         let tensor = match tensor {
             HandleKind::Float(tensor)

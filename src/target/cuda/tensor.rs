@@ -57,6 +57,10 @@ where
         stage(buffer, layout, device).map(Into::into)
     }
 
+    fn release_uploads(device: &CudaDevice) {
+        release_uploads(device);
+    }
+
     fn download(tensor: HandleKind<Self>, out: &mut [u8]) -> Result<(), OffloadError> {
         let tensor = match tensor {
             HandleKind::Float(tensor)
@@ -99,6 +103,17 @@ pub fn stage(buffer: &HostBuffer, layout: &Layout, device: &CudaDevice) -> Optio
         drop(buffer);
     });
     Some(staged)
+}
+
+/// Has CubeCL drop what it keeps of the data it has uploaded on the current stream. It does so by
+/// itself only when kernels run and more is uploaded, and then one batch late.
+pub fn release_uploads(device: &CudaDevice) {
+    let client = CudaRuntime::client(device);
+    for _batch in ["the last one", "the one before"] {
+        if let Err(err) = client.flush() {
+            tracing::error!("the device failed while parameters were uploaded: {err}");
+        }
+    }
 }
 
 /// `Bytes` that read memory they do not own. The server keeps what it has copied from for longer than
