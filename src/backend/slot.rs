@@ -100,9 +100,9 @@ impl<B: OffloadTarget, K: Kind<B>> Slot<B, K> {
 
     /// A parameter made straight from host data: into host memory where the policy says so, without
     /// a trip through the device. `Err` gives the data back where it is to be resident.
-    pub fn from_data(data: TensorData, device: &B::Device) -> Result<Self, (TensorData, Declined)> {
+    pub fn from_data(data: TensorData, device: &B::Device) -> Result<Self, Box<Returned>> {
         let Some(state) = DeviceState::get(device) else {
-            return Err((data, Declined::default()));
+            return Err(Returned::new(data, Declined::default()));
         };
         let (name, policy) = orders(&state);
         let bytes = data.bytes.len() as u64;
@@ -111,14 +111,14 @@ impl<B: OffloadTarget, K: Kind<B>> Slot<B, K> {
         });
         let decision = admission.decision;
         let Some(charge) = admission.charge else {
-            return Err((data, Declined::new(name, decision, None)));
+            return Err(Returned::new(data, Declined::new(name, decision, None)));
         };
         let buffer = match fill(&state, &data.bytes, charge) {
             Ok(buffer) => buffer,
             Err(refused) => {
                 warn_refused(name.as_deref(), bytes, &refused);
                 let declined = Declined::new(name, decision, Some(refused.to_string()));
-                return Err((data, declined));
+                return Err(Returned::new(data, declined));
             }
         };
         let layout = Layout {
@@ -394,6 +394,18 @@ impl<B: OffloadTarget, K: Kind<B>> fmt::Debug for Slot<B, K> {
             Place::Resident(tensor) => write!(f, "Resident({tensor:?})"),
             Place::Offloaded(hosted) => hosted.fmt(f),
         }
+    }
+}
+
+/// Host data that is not to lie in host memory.
+pub struct Returned {
+    pub data: TensorData,
+    pub declined: Declined,
+}
+
+impl Returned {
+    fn new(data: TensorData, declined: Declined) -> Box<Self> {
+        Box::new(Self { data, declined })
     }
 }
 

@@ -13,7 +13,7 @@ use crate::{
 
 use super::{
     scope,
-    slot::{Place, Placed, Slot},
+    slot::{Place, Placed, Returned, Slot},
     state::DeviceState,
 };
 
@@ -79,7 +79,8 @@ impl<B: OffloadTarget, K: Kind<B>> OffloadedTensor<B, K> {
         }
         match Slot::from_data(data, device) {
             Ok(slot) => Self::of_slot(Arc::new(slot)),
-            Err((data, declined)) => {
+            Err(returned) => {
+                let Returned { data, declined } = *returned;
                 let bytes = data.bytes.len() as u64;
                 let tensor = {
                     let _op = Op::enter();
@@ -180,7 +181,7 @@ impl<B: OffloadTarget, K: Kind<B>> OffloadedTensor<B, K> {
     }
 
     /// Free on the same device. A parameter is placed on the other device by that one's policy.
-    pub(crate) fn to_device(self, device: &B::Device) -> Self {
+    pub(crate) fn moved_to(self, device: &B::Device) -> Self {
         if *device == self.device() {
             return self;
         }

@@ -51,10 +51,10 @@ struct Books {
 
 impl Books {
     fn used(&self) -> Used {
-        let mut used = Used::default();
-        used.offloaded = self.charged;
-        used.resident = self.resident;
-        used
+        Used {
+            offloaded: self.charged,
+            resident: self.resident,
+        }
     }
 
     fn count(&mut self, record: &Record) {

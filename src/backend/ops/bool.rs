@@ -16,7 +16,7 @@ impl<B: OffloadTarget> BoolTensorOps<Self> for Offloaded<B> {
     }
 
     fn bool_to_device(tensor: BoolTensor<Self>, device: &Device<Self>) -> BoolTensor<Self> {
-        tensor.to_device(device)
+        tensor.moved_to(device)
     }
 
     async fn bool_argwhere(tensor: BoolTensor<Self>, out_dtype: IntDType) -> IntTensor<Self> {

@@ -16,7 +16,7 @@ impl<B: OffloadTarget> FloatTensorOps<Self> for Offloaded<B> {
     }
 
     fn float_to_device(tensor: FloatTensor<Self>, device: &Device<Self>) -> FloatTensor<Self> {
-        tensor.to_device(device)
+        tensor.moved_to(device)
     }
 
     fn float_detach(tensor: FloatTensor<Self>) -> FloatTensor<Self> {

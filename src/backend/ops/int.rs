@@ -16,7 +16,7 @@ impl<B: OffloadTarget> IntTensorOps<Self> for Offloaded<B> {
     }
 
     fn int_to_device(tensor: IntTensor<Self>, device: &Device<Self>) -> IntTensor<Self> {
-        tensor.to_device(device)
+        tensor.moved_to(device)
     }
 
     views! {

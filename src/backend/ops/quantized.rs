@@ -16,7 +16,7 @@ impl<B: OffloadTarget> QTensorOps<Self> for Offloaded<B> {
     }
 
     fn q_to_device(tensor: QuantizedTensor<Self>, device: &Device<Self>) -> QuantizedTensor<Self> {
-        tensor.to_device(device)
+        tensor.moved_to(device)
     }
 
     fn quantize(

@@ -19,8 +19,6 @@ use cubecl::{
     server::Handle,
 };
 
-use crate::host::Alias;
-
 /// The least that CubeCL allocates.
 const ANCHOR_BYTES: usize = 512;
 
@@ -28,7 +26,6 @@ const ANCHOR_BYTES: usize = 512;
 pub struct Anchor {
     handle: Handle,
     address: u64,
-    _alias: Alias,
 }
 
 impl Anchor {
@@ -46,7 +43,6 @@ impl Anchor {
         Self {
             handle,
             address: resource.resource().ptr,
-            _alias: Alias::new(),
         }
     }
 

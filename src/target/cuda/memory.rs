@@ -5,7 +5,7 @@ use std::{
 
 use cudarc::driver::{DriverError, sys};
 
-use crate::host::{Charge, HostAllocator, HostError, HostMemory, MemoryKind};
+use crate::host::{Alias, Charge, HostAllocator, HostError, HostMemory, MemoryKind};
 
 use super::{alias::Anchor, retire::RetireQueue};
 
@@ -132,6 +132,8 @@ pub struct Block {
     memory: NonNull<u8>,
     len: usize,
     pub anchor: OnceLock<Anchor>,
+    /// Counted from before the first operation can read it, so that this one is announced too.
+    _alias: Option<Alias>,
 }
 
 // SAFETY: the block owns its memory, which is as good on any thread.
@@ -159,6 +161,7 @@ impl Block {
             memory,
             len,
             anchor: OnceLock::new(),
+            _alias: mapped.then(Alias::new),
         })
     }
 

@@ -14,10 +14,7 @@
 
 use std::{
     collections::HashMap,
-    sync::{
-        Arc, Condvar, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError},
     time::Duration,
 };
 
@@ -41,8 +38,9 @@ pub struct RetireQueue {
     server: OnceLock<DeviceHandle<Server>>,
     /// Waits until fusion's thread has run what was in its queue.
     barrier: OnceLock<fn(&CudaDevice)>,
-    poison: OnceLock<u8>,
-    freed: AtomicU64,
+    /// What memory is overwritten with before it is given back, from `BURN_OFFLOAD_POISON`: a read
+    /// that comes too late then shows.
+    poison: Option<u8>,
 }
 
 struct Retired {
@@ -69,14 +67,10 @@ impl RetireQueue {
                 releasing: Mutex::default(),
                 server: OnceLock::new(),
                 barrier: OnceLock::new(),
-                poison: OnceLock::new(),
-                freed: AtomicU64::new(0),
+                poison: std::env::var("BURN_OFFLOAD_POISON")
+                    .ok()
+                    .and_then(|byte| byte.parse().ok()),
             });
-            if let Ok(byte) = std::env::var("BURN_OFFLOAD_POISON")
-                && let Ok(byte) = byte.parse()
-            {
-                queue.poison.get_or_init(|| byte);
-            }
             let reaper = queue.clone();
             std::thread::Builder::new()
                 .name(format!("burn-offload-reaper-{}", device.index))
@@ -165,13 +159,12 @@ impl RetireQueue {
                 // The device failed; its kernels are dead, and so is the context.
                 tracing::error!("the device failed while host memory was given back: {err}");
             }
-            if let Some(byte) = self.poison.get() {
+            if let Some(byte) = self.poison {
                 // SAFETY: steps 1 to 5 of the module's text.
-                unsafe { block.poison(*byte) };
+                unsafe { block.poison(byte) };
             }
             // SAFETY: steps 1 to 5 of the module's text.
             unsafe { block.free() };
-            self.freed.fetch_add(1, Ordering::Relaxed);
         }
         true
     }
