@@ -373,6 +373,60 @@ fn quantized_weights_are_placed() {
 }
 
 #[test]
+fn a_quantized_weight_is_charged_what_it_takes() {
+    let _alone = alone();
+    let device = Default::default();
+    let scheme = QuantScheme::default()
+        .with_value(QuantValue::Q4S)
+        .with_level(QuantLevel::Tensor);
+    let mut quantizer = Quantizer {
+        calibration: Calibration::MinMax,
+        scheme,
+    };
+    for budget in [100, 1 << 20] {
+        let linear = LinearConfig::new(64, 64)
+            .with_bias(false)
+            .init::<B>(&device);
+        let linear = linear.quantize_weights(&mut quantizer);
+        let policy = OffloadPolicy::host_budget(ByteSize::b(budget));
+        let (linear, report) = place(linear, "", &policy).unwrap();
+        let charged = B::host_bytes_charged(&device);
+        assert!(
+            charged <= budget,
+            "{charged} bytes on a budget of {budget}\n{report}"
+        );
+        assert_eq!(charged, report.offloaded_bytes());
+        assert_eq!(
+            report.offloaded_parameters(),
+            usize::from(budget > 100),
+            "{report}"
+        );
+        drop(linear);
+    }
+}
+
+#[test]
+fn parameters_from_before_the_budget_count_against_it() {
+    let _alone = alone();
+    let device = Default::default();
+    let made = |_| {
+        let linear = LinearConfig::new(16, 16)
+            .with_bias(false)
+            .init::<B>(&device);
+        let weight = Param::initialized(ParamId::new(), Tensor::ones([16, 16], &device));
+        Linear { weight, ..linear }
+    };
+    let policy = OffloadPolicy::device_budget(ByteSize::b(16 * 16 * 4));
+    let modules: Vec<_> = (0..2).map(made).collect();
+    let modules: Vec<_> = modules
+        .into_iter()
+        .map(|module| place(module, "", &policy).unwrap().0)
+        .collect();
+    assert_eq!(totals(&report()), (1024, 1, 1024, 1), "{}", report());
+    drop(modules);
+}
+
+#[test]
 fn records_load_into_place_and_save_from_host_memory() {
     let _alone = alone();
     let device = Default::default();

@@ -101,7 +101,14 @@ impl<B: OffloadTarget, K: Kind<B>> Slot<B, K> {
     /// A parameter made straight from host data: into host memory where the policy says so, without
     /// a trip through the device. `Err` gives the data back where it is to be resident.
     pub fn from_data(data: TensorData, device: &B::Device) -> Result<Self, Box<Returned>> {
-        let Some(state) = DeviceState::get(device) else {
+        let layout = Layout {
+            shape: data.shape.clone(),
+            dtype: data.dtype,
+        };
+        let quantized = matches!(data.dtype, DType::QFloat(_));
+        let whole = quantized || data.bytes.len() as u64 == layout.bytes();
+        let Some(state) = DeviceState::get(device).filter(|_| whole) else {
+            // Data that is not of its own shape is the wrapped backend's to refuse.
             return Err(Returned::new(data, Declined::default()));
         };
         let (name, policy) = orders(&state);
@@ -120,10 +127,6 @@ impl<B: OffloadTarget, K: Kind<B>> Slot<B, K> {
                 let declined = Declined::new(name, decision, Some(refused.to_string()));
                 return Err(Returned::new(data, declined));
             }
-        };
-        let layout = Layout {
-            shape: data.shape.clone(),
-            dtype: data.dtype,
         };
         let record = record_of(&layout, bytes, name, decision, Some(buffer.kind()));
         let hosted = Hosted::new(buffer, layout.clone(), data.dtype, device.clone());
@@ -150,7 +153,7 @@ impl<B: OffloadTarget, K: Kind<B>> Slot<B, K> {
     fn bytes(&self) -> u64 {
         match self.place() {
             Place::Offloaded(hosted) => hosted.buffer().as_ref().len() as u64,
-            Place::Resident(_) => bytes_of(&self.layout),
+            Place::Resident(_) => self.layout.bytes(),
         }
     }
 
@@ -173,33 +176,47 @@ impl<B: OffloadTarget, K: Kind<B>> Slot<B, K> {
         })
     }
 
+    /// What has to be moved for a resident tensor to be offloaded, and its size on the host. Only the
+    /// backend knows how it packs a quantized tensor, so that is read before the budget is asked.
+    fn outgoing(
+        &self,
+        tensor: K::Primitive,
+    ) -> Result<(Outgoing<K::Primitive>, u64), OffloadError> {
+        if !matches!(self.layout.dtype, DType::QFloat(_)) {
+            return Ok((Outgoing::Tensor(tensor), self.layout.bytes()));
+        }
+        let data = burn_backend::read_sync(Op::enter_future(K::into_data(tensor)));
+        let data = data.map_err(|err| OffloadError::Read {
+            reason: err.to_string(),
+        })?;
+        let bytes = data.bytes.len() as u64;
+        Ok((Outgoing::Data(data), bytes))
+    }
+
     /// Copies a resident tensor's bytes to the host. The books are the caller's.
     fn host_copy(
         &self,
         state: &DeviceState,
-        tensor: K::Primitive,
+        outgoing: Outgoing<K::Primitive>,
         charge: Charge,
     ) -> Result<Hosted<B, K>, OffloadError> {
         let refused = |source| OffloadError::Refused {
             name: self.name(),
-            bytes: bytes_of(&self.layout),
+            bytes: self.layout.bytes(),
             source,
         };
-        let stored = self.layout.dtype;
-        let (buffer, stored) = if matches!(stored, DType::QFloat(_)) {
-            // Only the backend knows how it packs a quantized tensor.
-            let data = burn_backend::read_sync(Op::enter_future(K::into_data(tensor)));
-            let data = data.map_err(|err| OffloadError::Read {
-                reason: err.to_string(),
-            })?;
-            let buffer = fill(state, &data.bytes, charge).map_err(refused)?;
-            (buffer, data.dtype)
-        } else {
-            let bytes = bytes_of(&self.layout) as usize;
-            let allocator = state.host().allocator;
-            let mut memory = allocator.allocate(bytes, charge).map_err(refused)?;
-            B::download(K::erase(tensor), memory.bytes_mut())?;
-            (HostBuffer::new(memory), stored)
+        let (buffer, stored) = match outgoing {
+            Outgoing::Data(data) => (
+                fill(state, &data.bytes, charge).map_err(refused)?,
+                data.dtype,
+            ),
+            Outgoing::Tensor(tensor) => {
+                let bytes = self.layout.bytes() as usize;
+                let allocator = state.host().allocator;
+                let mut memory = allocator.allocate(bytes, charge).map_err(refused)?;
+                B::download(K::erase(tensor), memory.bytes_mut())?;
+                (HostBuffer::new(memory), self.layout.dtype)
+            }
         };
         Ok(Hosted::new(
             buffer,
@@ -219,11 +236,11 @@ impl<B: OffloadTarget, K: Kind<B>> Slot<B, K> {
     fn offload(
         &self,
         state: &DeviceState,
-        tensor: K::Primitive,
+        outgoing: Outgoing<K::Primitive>,
         charge: Charge,
         decision: Decision,
     ) -> Result<(), OffloadError> {
-        match self.host_copy(state, tensor, charge) {
+        match self.host_copy(state, outgoing, charge) {
             Ok(hosted) => {
                 let kind = hosted.buffer().kind();
                 let bytes = hosted.buffer().as_ref().len() as u64;
@@ -264,6 +281,7 @@ impl<B: OffloadTarget, K: Kind<B>> Slot<B, K> {
             r.decision = theirs.decision.clone();
             r.memory = Some(kind);
             r.shares = theirs.name.clone().or(Some("(unnamed)".into()));
+            r.refused = None;
         });
         true
     }
@@ -279,20 +297,38 @@ impl<B: OffloadTarget, K: Kind<B>> Placed for Slot<B, K> {
             return 0;
         }
         let (name, policy) = orders(&state);
-        let bytes = self.bytes();
+        let Place::Resident(tensor) = self.place() else {
+            return 0;
+        };
+        let open = |decision: Decision, bytes| {
+            let mut record = record_of(&self.layout, bytes, name.clone(), decision, None);
+            record.decision.placement = Placement::Resident;
+            self.entry.get_or_init(|| state.ledger.open(record));
+        };
+        // Burn's allocation calls cannot fail; the report and the log say what happened.
+        let (outgoing, bytes) = match self.outgoing(tensor) {
+            Ok(outgoing) => outgoing,
+            Err(err) => {
+                let bytes = self.layout.bytes();
+                open(
+                    policy.decide(name.as_deref(), bytes, state.ledger.used()),
+                    bytes,
+                );
+                let reason = err.to_string();
+                self.entry(&state).update(|r| r.refused = Some(reason));
+                warn_refused(name.as_deref(), bytes, &err);
+                return 0;
+            }
+        };
         let admission = admit(&state, bytes, |used| {
             policy.decide(name.as_deref(), bytes, used)
         });
-        let mut resident = record_of(&self.layout, bytes, name.clone(), admission.decision, None);
-        let decision = resident.decision.clone();
-        resident.decision.placement = Placement::Resident;
-        self.entry.get_or_init(|| state.ledger.open(resident));
-        let (Place::Resident(tensor), Some(charge)) = (self.place(), admission.charge) else {
+        open(admission.decision.clone(), bytes);
+        let Some(charge) = admission.charge else {
             return 0;
         };
-        match self.offload(&state, tensor, charge, decision) {
+        match self.offload(&state, outgoing, charge, admission.decision) {
             Ok(()) => bytes,
-            // Burn's allocation calls cannot fail; the report and the log say what happened.
             Err(err) => {
                 warn_refused(name.as_deref(), bytes, &err);
                 0
@@ -329,7 +365,7 @@ impl<B: OffloadTarget, K: Kind<B>> Placed for Slot<B, K> {
                     return Ok(true);
                 }
                 // The plan was made before; other threads may have taken from the budget since.
-                let bytes = bytes_of(&self.layout);
+                let (outgoing, bytes) = self.outgoing(tensor)?;
                 let admission = admit(&state, bytes, |used| match policy.budget {
                     Budget::Host(cap) if used.offloaded.saturating_add(bytes) > cap.as_u64() => {
                         Decision {
@@ -343,7 +379,7 @@ impl<B: OffloadTarget, K: Kind<B>> Placed for Slot<B, K> {
                 });
                 match admission.charge {
                     Some(charge) => self
-                        .offload(&state, tensor, charge, decision)
+                        .offload(&state, outgoing, charge, decision)
                         .map(|()| true),
                     None => {
                         let decision = admission.decision;
@@ -365,6 +401,7 @@ impl<B: OffloadTarget, K: Kind<B>> Placed for Slot<B, K> {
                     r.decision = decision;
                     r.memory = None;
                     r.shares = None;
+                    r.refused = None;
                 });
                 Ok(true)
             }
@@ -409,6 +446,14 @@ impl Returned {
     }
 }
 
+/// A resident tensor on its way to the host.
+enum Outgoing<T> {
+    /// On the device, to be copied straight into its host memory.
+    Tensor(T),
+    /// Already read.
+    Data(TensorData),
+}
+
 /// Why new host data was not taken in: what the books are told once the tensor is on the device.
 #[derive(Default)]
 pub struct Declined {
@@ -442,7 +487,7 @@ fn admit(state: &DeviceState, bytes: u64, decide: impl Fn(Used) -> Decision) -> 
     if matches!(admission.decision.reason, Reason::OverHostBudget { .. })
         && state.ledger.retiring() > 0
     {
-        state.host().allocator.reclaim();
+        state.reclaim();
         return state.ledger.admit(bytes, &decide);
     }
     admission
@@ -474,27 +519,6 @@ fn record_of(
         memory,
         shares: None,
         refused: None,
-    }
-}
-
-/// The bytes of a dense tensor; for a quantized one, of its packed values and its scales.
-pub fn bytes_of(layout: &Layout) -> u64 {
-    let elements = layout.shape.num_elements() as u64;
-    match layout.dtype {
-        DType::QFloat(scheme) => {
-            let scales = burn_std::quantization::params_shape(&layout.shape, scheme.level);
-            let scale = match scheme.param {
-                burn_backend::quantization::QuantParam::F32 => 4,
-                burn_backend::quantization::QuantParam::F16
-                | burn_backend::quantization::QuantParam::BF16 => 2,
-                burn_backend::quantization::QuantParam::UE8M0
-                | burn_backend::quantization::QuantParam::UE4M3 => 1,
-            };
-            let per_unit = scheme.num_quants() as u64;
-            let unit = scheme.size_bits_stored() as u64 / 8;
-            elements.div_ceil(per_unit) * unit + scales.num_elements() as u64 * scale
-        }
-        dtype => elements * dtype.size() as u64,
     }
 }
 

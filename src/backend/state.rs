@@ -2,7 +2,7 @@ use std::{
     any::TypeId,
     collections::HashMap,
     sync::{
-        Arc, LazyLock, PoisonError, RwLock,
+        Arc, LazyLock, Mutex, PoisonError, RwLock,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
@@ -10,7 +10,7 @@ use std::{
 use burn_backend::{Device, DeviceId};
 
 use crate::{
-    host::Ledger,
+    host::{HostAllocator, Ledger},
     policy::{Budget, OffloadPolicy},
     target::HostAccess,
 };
@@ -25,6 +25,8 @@ pub struct DeviceState {
     /// The account of the device's parameters.
     pub ledger: Arc<Ledger>,
     config: RwLock<Config>,
+    /// Every allocator the device ever had: memory of an earlier one may be on its way back.
+    allocators: Mutex<Vec<Arc<dyn HostAllocator>>>,
     /// Bytes that were made on the device and moved to the host since its memory was cleaned up.
     moved: AtomicU64,
     /// Bytes of resident parameters that were uploaded since the backend let go of its host copies.
@@ -63,6 +65,7 @@ impl DeviceState {
         policy: OffloadPolicy,
         host: HostAccess,
     ) -> Arc<Self> {
+        let allocator = host.allocator.clone();
         let config = Config {
             policy: Arc::new(policy),
             host,
@@ -78,6 +81,7 @@ impl DeviceState {
                     device: format!("{device:?}"),
                     ledger: Arc::default(),
                     config: RwLock::new(config),
+                    allocators: Mutex::default(),
                     moved: AtomicU64::new(0),
                     uploaded: AtomicU64::new(0),
                 });
@@ -85,6 +89,7 @@ impl DeviceState {
                 state
             }
         };
+        state.lock_allocators().push(allocator);
         let everything = devices.values().any(|s| s.offloads_everything());
         EVERYTHING.store(everything, Ordering::SeqCst);
         state
@@ -111,6 +116,20 @@ impl DeviceState {
     /// the backend to let go of its host copies.
     pub fn has_uploaded(&self, bytes: u64) -> bool {
         due(&self.uploaded, bytes, MOST_UPLOADED)
+    }
+
+    /// Blocks until host memory that nobody holds is given back, as far as queued work allows.
+    pub fn reclaim(&self) {
+        let allocators = self.lock_allocators().clone();
+        for allocator in allocators {
+            allocator.reclaim();
+        }
+    }
+
+    fn lock_allocators(&self) -> std::sync::MutexGuard<'_, Vec<Arc<dyn HostAllocator>>> {
+        self.allocators
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The policy now in force.

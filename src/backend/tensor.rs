@@ -143,6 +143,7 @@ impl<B: OffloadTarget, K: Kind<B>> OffloadedTensor<B, K> {
 
     /// A view of the tensor. That of an offloaded one waits until it is read.
     pub(crate) fn view(self, view: View) -> Self {
+        let op = Op::enter();
         let tensor = match self.0 {
             Repr::Param(param) => match param.view(view.clone()) {
                 Ok(param) => return Self(Repr::Param(param)),
@@ -150,7 +151,6 @@ impl<B: OffloadTarget, K: Kind<B>> OffloadedTensor<B, K> {
             },
             Repr::Plain(tensor) => tensor,
         };
-        let op = Op::enter();
         let tensor = K::view(tensor, view);
         drop(op);
         Self::adopt(tensor)

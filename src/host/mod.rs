@@ -13,5 +13,5 @@ pub use buffer::{HostAllocator, HostBuffer, HostError, HostMemory, MemoryKind, P
 pub use ledger::{Admission, Charge, Entry, Ledger, Record};
 pub use op::Op;
 #[cfg(feature = "cuda")]
-pub(crate) use op::{Alias, quiesce};
+pub(crate) use op::{announce_operations, quiesce};
 pub use system::{HostOptions, memory_limit};

@@ -1,34 +1,19 @@
 use std::{
     future::Future,
     pin::pin,
-    sync::atomic::{AtomicUsize, Ordering},
+    sync::atomic::{AtomicBool, Ordering},
 };
 
 use crossbeam_epoch as epoch;
 
-/// How many host buffers exist that a device reads in place.
-static ALIASED: AtomicUsize = AtomicUsize::new(0);
+/// Whether any device of this process reads host memory in place. Never taken back.
+static IN_PLACE: AtomicBool = AtomicBool::new(false);
 
-/// Counts a buffer that a device reads in place. While there is one, operations are announced.
+/// Has operations be announced from now on. Called before the first buffer exists that a device reads
+/// in place, so that no operation on one goes unannounced.
 #[cfg(any(feature = "cuda", test))]
-#[derive(Debug)]
-pub struct Alias(());
-
-#[cfg(any(feature = "cuda", test))]
-impl Alias {
-    /// Counts one more.
-    #[allow(clippy::new_without_default, reason = "it is a count, not a value")]
-    pub fn new() -> Self {
-        ALIASED.fetch_add(1, Ordering::SeqCst);
-        Self(())
-    }
-}
-
-#[cfg(any(feature = "cuda", test))]
-impl Drop for Alias {
-    fn drop(&mut self) {
-        ALIASED.fetch_sub(1, Ordering::SeqCst);
-    }
+pub fn announce_operations() {
+    IN_PLACE.store(true, Ordering::SeqCst);
 }
 
 /// An operation of the wrapped backend under way on this thread.
@@ -44,11 +29,11 @@ impl Op {
     /// Announces an operation. Free while no device reads host memory in place.
     #[inline]
     pub fn enter() -> Self {
-        // A thread that holds a tensor in host memory learned of it after that memory was counted,
-        // so it cannot see the count from before.
-        let aliased = ALIASED.load(Ordering::Relaxed) != 0;
+        // A thread that holds a tensor in host memory learned of it after the flag was set, so it
+        // cannot see the flag from before.
+        let announced = IN_PLACE.load(Ordering::Relaxed);
         Self {
-            _pin: aliased.then(epoch::pin),
+            _pin: announced.then(epoch::pin),
         }
     }
 
@@ -63,11 +48,12 @@ impl Op {
     }
 }
 
-/// Blocks until every operation that is under way on any thread has ended. Operations that begin
-/// later are not waited for. Must not be called inside an operation.
+/// Blocks until every operation that is under way on any thread has ended. One that begins meanwhile
+/// may be waited for too, but not one after the other without end. Must not be called inside an
+/// operation.
 #[cfg(any(feature = "cuda", test))]
 pub fn quiesce() {
-    use std::sync::{Arc, atomic::AtomicBool};
+    use std::sync::Arc;
 
     let done = Arc::new(AtomicBool::new(false));
     let guard = epoch::pin();
@@ -85,13 +71,13 @@ pub fn quiesce() {
 mod tests {
     use super::*;
     use std::{
-        sync::{Arc, atomic::AtomicBool, mpsc},
+        sync::{Arc, mpsc},
         time::Duration,
     };
 
     #[test]
-    fn quiesce_waits_for_an_operation_under_way_and_for_no_later_one() {
-        let _alias = Alias::new();
+    fn quiesce_waits_for_an_operation_under_way_and_not_for_ever_new_ones() {
+        announce_operations();
         let (entered, wait_entered) = mpsc::channel();
         let (leave, wait_leave) = mpsc::channel::<()>();
         let ended = Arc::new(AtomicBool::new(false));

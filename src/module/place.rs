@@ -240,12 +240,16 @@ impl<B: OffloadBackend> Placer<B> {
     }
 
     fn settle_device(&self, state: &DeviceState, here: &[&Found]) -> Result<(), OffloadError> {
-        let mut used = state.ledger.used();
-        let mut params = Vec::with_capacity(here.len());
+        // Opens the books for those that are not in them, so that all are counted before they are
+        // taken out of what else the device holds.
         for found in here {
             found
                 .slot
                 .annotate(&mut |r| r.name = Some(found.name.clone()));
+        }
+        let mut used = state.ledger.used();
+        let mut params = Vec::with_capacity(here.len());
+        for found in here {
             let record = found.slot.record();
             let bytes = record.as_ref().map_or(0, |r| r.bytes);
             if let Some(record) = record.filter(|r| r.shares.is_none()) {

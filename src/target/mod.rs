@@ -12,7 +12,11 @@ pub mod cuda;
 
 use std::sync::Arc;
 
-use burn_backend::{BackendTypes, DType, Shape, read_sync};
+use burn_backend::{
+    BackendTypes, DType, Shape,
+    quantization::{QuantParam, QuantStore, params_shape},
+    read_sync,
+};
 use burn_ir::{BackendIr, HandleKind};
 
 pub use kind::{Bool, Float, Int, Kind, Quantized, View};
@@ -67,6 +71,30 @@ pub struct Layout {
     pub shape: Shape,
     /// The element type.
     pub dtype: DType,
+}
+
+impl Layout {
+    /// The bytes of a dense tensor of this layout; for a quantized one, of its packed values and its
+    /// scales. A backend may keep quantized values less densely.
+    pub fn bytes(&self) -> u64 {
+        let elements = self.shape.num_elements() as u64;
+        let DType::QFloat(scheme) = self.dtype else {
+            return elements * self.dtype.size() as u64;
+        };
+        let scales = params_shape(&self.shape, scheme.level).num_elements() as u64;
+        let scale = match scheme.param {
+            QuantParam::F32 => 4,
+            QuantParam::F16 | QuantParam::BF16 => 2,
+            QuantParam::UE8M0 | QuantParam::UE4M3 => 1,
+        };
+        let values = match scheme.store {
+            QuantStore::PackedU32(_) => elements.div_ceil(scheme.num_quants() as u64) * 4,
+            QuantStore::Native | QuantStore::PackedNative(_) => {
+                (elements * scheme.size_bits_value() as u64).div_ceil(8)
+            }
+        };
+        values + scales * scale
+    }
 }
 
 /// A backend whose tensors can be kept in host memory.

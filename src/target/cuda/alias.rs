@@ -46,12 +46,16 @@ impl Anchor {
         }
     }
 
-    /// A handle that resolves to `len` bytes at `address`.
-    pub fn alias(&self, address: u64, len: u64) -> Handle {
+    /// A handle that resolves to `len` bytes at `address`. `None` where that needs an addition in
+    /// cubecl-cuda to wrap around, and that crate may have been built to refuse it.
+    pub fn alias(&self, address: u64, len: u64) -> Option<Handle> {
+        if cfg!(debug_assertions) && address < self.address {
+            return None;
+        }
         let (offset, size) = displacement(self.address, address, len);
         let mut handle = Handle::from_memory(self.handle.memory.clone(), self.handle.stream, size);
         handle.offset_start = Some(offset);
-        handle
+        Some(handle)
     }
 
     /// Whether any alias is left, besides what the block and the memory pool hold.

@@ -27,14 +27,14 @@ where
     BT: BoolElement,
 {
     fn open_host(device: &CudaDevice, options: HostOptions) -> Result<HostAccess, OffloadError> {
-        let access = driver::open(device, options)?;
-        driver::queue(device)?.wait_for_fusion_with(|device| {
-            GlobalFusionClient::<Runtime>::load(device).sync(|| ());
-        });
-        Ok(access)
+        driver::open(device, options)
     }
 
     fn alias(buffer: &HostBuffer, layout: &Layout, device: &CudaDevice) -> Option<Self::Handle> {
+        // Here, not where the device is opened: that may be done through a backend without fusion.
+        driver::queue(device).ok()?.wait_for_fusion_with(|device| {
+            GlobalFusionClient::<Runtime>::load(device).sync(|| ());
+        });
         let tensor = tensor::alias(buffer, layout, device)?;
         Some(register::<CubeBackend<CudaRuntime, F, I, BT>>(
             tensor,

@@ -3,9 +3,10 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
+use cubecl::cuda::CudaDevice;
 use cudarc::driver::{DriverError, sys};
 
-use crate::host::{Alias, Charge, HostAllocator, HostError, HostMemory, MemoryKind};
+use crate::host::{Charge, HostAllocator, HostError, HostMemory, MemoryKind, announce_operations};
 
 use super::{alias::Anchor, retire::RetireQueue};
 
@@ -17,6 +18,9 @@ pub struct PinnedAllocator {
 
 impl PinnedAllocator {
     pub(super) fn new(queue: Arc<RetireQueue>, mapped: bool) -> Self {
+        if mapped {
+            announce_operations();
+        }
         Self { queue, mapped }
     }
 }
@@ -89,6 +93,11 @@ impl PinnedMemory {
         Some(self.block().anchor.get_or_init(|| Anchor::new(device)))
     }
 
+    /// The device whose driver made the memory.
+    pub(super) fn device(&self) -> &CudaDevice {
+        self.queue.device()
+    }
+
     /// The memory's address, on the host and (if mapped) on the device.
     pub(super) fn address(&self) -> u64 {
         self.block().memory.as_ptr() as u64
@@ -132,8 +141,6 @@ pub struct Block {
     memory: NonNull<u8>,
     len: usize,
     pub anchor: OnceLock<Anchor>,
-    /// Counted from before the first operation can read it, so that this one is announced too.
-    _alias: Option<Alias>,
 }
 
 // SAFETY: the block owns its memory, which is as good on any thread.
@@ -161,7 +168,6 @@ impl Block {
             memory,
             len,
             anchor: OnceLock::new(),
-            _alias: mapped.then(Alias::new),
         })
     }
 

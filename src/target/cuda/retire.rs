@@ -153,12 +153,13 @@ impl RetireQueue {
         }
         quiesce();
         self.wait_for_fusion();
-        let finished = self.finish_queued_work();
+        if let Err(err) = self.finish_queued_work() {
+            // Who knows what still reads it: it is kept, and counts, until the device says more.
+            tracing::error!("host memory cannot be given back, the device does not answer: {err}");
+            lock(&self.retired).extend(unheld);
+            return false;
+        }
         for Retired { mut block, _charge } in unheld {
-            if let Err(err) = &finished {
-                // The device failed; its kernels are dead, and so is the context.
-                tracing::error!("the device failed while host memory was given back: {err}");
-            }
             if let Some(byte) = self.poison {
                 // SAFETY: steps 1 to 5 of the module's text.
                 unsafe { block.poison(byte) };

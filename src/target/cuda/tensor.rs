@@ -76,9 +76,17 @@ where
 /// one that kernels can be told of.
 pub fn alias(buffer: &HostBuffer, layout: &Layout, device: &CudaDevice) -> Option<Tensor> {
     let memory = buffer.downcast::<PinnedMemory>()?;
+    if memory.device() != device || !fits(buffer, layout) {
+        return None;
+    }
     let len = buffer.as_ref().len() as u64;
-    let handle = memory.anchor()?.alias(memory.address(), len);
+    let handle = memory.anchor()?.alias(memory.address(), len)?;
     tensor(handle, layout, device)
+}
+
+/// Whether the buffer has the bytes that kernels will read by this layout.
+fn fits(buffer: &HostBuffer, layout: &Layout) -> bool {
+    buffer.as_ref().len() as u64 == layout.bytes()
 }
 
 /// A copy of the buffer in device memory, on the current stream.
@@ -86,6 +94,9 @@ pub fn alias(buffer: &HostBuffer, layout: &Layout, device: &CudaDevice) -> Optio
 /// The bytes go to the copy engine straight from the buffer: `ComputeClient::create` would copy them
 /// into pageable memory first.
 pub fn stage(buffer: &HostBuffer, layout: &Layout, device: &CudaDevice) -> Option<Tensor> {
+    if !fits(buffer, layout) {
+        return None;
+    }
     let len = buffer.as_ref().len();
     let stream = StreamId::current();
     let handle = Handle::new(stream, len as u64);
