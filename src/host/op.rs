@@ -19,7 +19,7 @@ pub fn announce_operations() {
 /// An operation of the wrapped backend under way on this thread.
 ///
 /// Inside one, a backend turns tensors into kernel arguments and queues the kernel. In between,
-/// nothing but this guard shows that the memory is about to be read; [`quiesce`] waits for it.
+/// nothing but this guard shows that the memory is about to be read; `quiesce` waits for it.
 #[must_use]
 pub struct Op {
     _pin: Option<epoch::Guard>,

@@ -24,16 +24,26 @@ fn device_used() -> u64 {
 
 /// Memory of the machine that is in use, in bytes.
 fn machine_used() -> u64 {
-    let text = std::fs::read_to_string("/proc/meminfo").expect("this is Linux");
-    let field = |name: &str| {
+    let field = proc_fields("/proc/meminfo");
+    field("MemTotal:") - field("MemAvailable:")
+}
+
+/// Memory that this process has in use, in bytes: without what the driver keeps for itself.
+fn process_used() -> u64 {
+    proc_fields("/proc/self/status")("VmRSS:")
+}
+
+/// The fields of a file of figures in KiB, as bytes.
+fn proc_fields(path: &str) -> impl Fn(&str) -> u64 {
+    let text = std::fs::read_to_string(path).expect("this is Linux");
+    move |name: &str| {
         let line = text
             .lines()
             .find(|l| l.starts_with(name))
             .expect("it is there");
         let kib = line.split_whitespace().nth(1).expect("it has a figure");
         kib.parse::<u64>().expect("it is a number") * 1024
-    };
-    field("MemTotal:") - field("MemAvailable:")
+    }
 }
 
 #[derive(Module, Debug)]
@@ -95,6 +105,7 @@ fn check<B: OffloadTarget<Device = CudaDevice>>(name: &str) {
     // Straight from host data, half and all; then made on the device by Burn's initialisers.
     for (mode, budget) in [("half", bytes / 2), ("all", bytes)] {
         let (device_before, host_before) = (device_used(), machine_used());
+        let process_before = process_used();
         configure::<B>(OffloadPolicy::host_budget(ByteSize::b(budget)));
         let model = fill(Model::<B>::new(&device), dtype);
         let offloaded = Offloaded::<B>::report(&device).offloaded_bytes();
@@ -103,6 +114,15 @@ fn check<B: OffloadTarget<Device = CudaDevice>>(name: &str) {
         assert!(step(&model) == expected);
         clean();
         let host_taken = machine_used().saturating_sub(host_before);
+        let process_taken = process_used().saturating_sub(process_before);
+        line(
+            &format!("4 GiB model, {name}, {mode} offloaded: taken by this process (VmRSS)"),
+            format!(
+                "{} ({:+.2} % of the offloaded bytes)",
+                ByteSize::b(process_taken),
+                percent(process_taken, offloaded)
+            ),
+        );
         let device_taken = device_used().saturating_sub(device_before);
         let missing = (resident - empty).saturating_sub(device_taken);
         line(
