@@ -53,7 +53,7 @@ struct Args {
     seed: u64,
 
     /// 0 chooses the most likely token every time
-    #[arg(long, default_value_t = 0.8, value_parser = temperature)]
+    #[arg(long, default_value_t = 0.6, value_parser = temperature)]
     temperature: f32,
 
     /// Choose among the N most likely tokens
