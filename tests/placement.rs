@@ -338,17 +338,20 @@ fn two_parameters_of_one_id_that_differ_are_two() {
     model.embed.weight.to_data().assert_eq(&expected, true);
 }
 
+fn quantizer(value: QuantValue) -> Quantizer {
+    Quantizer {
+        calibration: Calibration::MinMax,
+        scheme: QuantScheme::default()
+            .with_value(value)
+            .with_level(QuantLevel::Tensor),
+    }
+}
+
 #[test]
 fn quantized_weights_are_placed() {
     let _alone = alone();
     let device = Default::default();
-    let scheme = QuantScheme::default()
-        .with_value(QuantValue::Q8S)
-        .with_level(QuantLevel::Tensor);
-    let mut quantizer = Quantizer {
-        calibration: Calibration::MinMax,
-        scheme,
-    };
+    let mut quantizer = quantizer(QuantValue::Q8S);
     Flex::seed(&device, 3);
     let bare = LinearConfig::new(32, 32).init::<Flex>(&device);
     let bare = bare.quantize_weights(&mut quantizer);
@@ -376,13 +379,7 @@ fn quantized_weights_are_placed() {
 fn a_quantized_weight_is_charged_what_it_takes() {
     let _alone = alone();
     let device = Default::default();
-    let scheme = QuantScheme::default()
-        .with_value(QuantValue::Q4S)
-        .with_level(QuantLevel::Tensor);
-    let mut quantizer = Quantizer {
-        calibration: Calibration::MinMax,
-        scheme,
-    };
+    let mut quantizer = quantizer(QuantValue::Q4S);
     for budget in [100, 1 << 20] {
         let linear = LinearConfig::new(64, 64)
             .with_bias(false)

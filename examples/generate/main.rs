@@ -21,17 +21,13 @@ use burn_offload::{ByteSize, OffloadError, OffloadPolicy, OffloadTarget, Offload
 use clap::Parser;
 
 use llama::{
+    Target,
     checkpoint::{Checkpoint, CheckpointError},
     generation::{GenerationError, generate},
     policy::{PolicyArgs, PolicyFileError},
     sample::{Sampler, Sampling},
     tokenizer::{Tokenizer, TokenizerError},
 };
-
-#[cfg(feature = "cuda")]
-type Target = burn_cuda::Cuda;
-#[cfg(not(feature = "cuda"))]
-type Target = burn_flex::Flex;
 
 /// Continue a prompt with a model whose parameters are in host memory
 #[derive(Debug, Parser)]

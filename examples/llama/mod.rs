@@ -13,3 +13,9 @@ pub mod model;
 pub mod policy;
 pub mod sample;
 pub mod tokenizer;
+
+/// The backend that the examples wrap.
+#[cfg(feature = "cuda")]
+pub type Target = burn_cuda::Cuda;
+#[cfg(not(feature = "cuda"))]
+pub type Target = burn_flex::Flex;

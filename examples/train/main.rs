@@ -34,6 +34,7 @@ use rand::{SeedableRng, rngs::StdRng};
 
 use data::{Batch, Data, ShortText};
 use llama::{
+    Target,
     checkpoint::{self, CheckpointError},
     config::{ConfigError, LlamaConfig},
     generation::{GenerationError, generate},
@@ -42,11 +43,6 @@ use llama::{
     sample::{Sampler, Sampling},
     tokenizer::{Tokenizer, TokenizerError},
 };
-
-#[cfg(feature = "cuda")]
-type Target = burn_cuda::Cuda;
-#[cfg(not(feature = "cuda"))]
-type Target = burn_flex::Flex;
 
 /// Train a small model on a text
 #[derive(Debug, Parser)]

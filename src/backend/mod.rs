@@ -149,14 +149,12 @@ impl<B: OffloadTarget> Backend for Offloaded<B> {
         input: Input,
         func: Func,
     ) -> Output {
-        if DeviceState::get(device).is_none() {
+        let Some(state) = DeviceState::get(device) else {
             return B::memory_persistent_allocations(device, input, func);
-        }
+        };
         let (output, moved) = scope::run(|| B::memory_persistent_allocations(device, input, func));
         // The backend keeps what was allocated in its persistent mode until it is told to clean up.
-        if let Some(state) = DeviceState::get(device)
-            && state.has_moved(moved)
-        {
+        if state.has_moved(moved) {
             B::memory_cleanup(device);
         }
         output

@@ -185,10 +185,7 @@ impl<B: OffloadTarget, K: Kind<B>> Slot<B, K> {
         if !matches!(self.layout.dtype, DType::QFloat(_)) {
             return Ok((Outgoing::Tensor(tensor), self.layout.bytes()));
         }
-        let data = burn_backend::read_sync(Op::enter_future(K::into_data(tensor)));
-        let data = data.map_err(|err| OffloadError::Read {
-            reason: err.to_string(),
-        })?;
+        let data = read_data::<B, K>(tensor)?;
         let bytes = data.bytes.len() as u64;
         Ok((Outgoing::Data(data), bytes))
     }
@@ -268,8 +265,10 @@ impl<B: OffloadTarget, K: Kind<B>> Slot<B, K> {
         let (Some(buffer), Some(theirs)) = (twin.host_buffer(), twin.record()) else {
             return false;
         };
-        let data = burn_backend::read_sync(Op::enter_future(K::into_data(tensor)));
-        let Ok(data) = data else { return false };
+        // Where it cannot be read it cannot be moved either, and moving says why.
+        let Ok(data) = read_data::<B, K>(tensor) else {
+            return false;
+        };
         let mine: &[u8] = &data.bytes;
         if mine != buffer.as_ref() {
             return false;
@@ -470,6 +469,16 @@ impl Declined {
             refused,
         }
     }
+}
+
+/// A tensor's data, as the backend gives it.
+fn read_data<B: OffloadTarget, K: Kind<B>>(
+    tensor: K::Primitive,
+) -> Result<TensorData, OffloadError> {
+    let data = burn_backend::read_sync(Op::enter_future(K::into_data(tensor)));
+    data.map_err(|err| OffloadError::Read {
+        reason: err.to_string(),
+    })
 }
 
 /// The name and the policy for what is allocated now.

@@ -25,7 +25,7 @@ pub struct DeviceState {
     /// The account of the device's parameters.
     pub ledger: Arc<Ledger>,
     config: RwLock<Config>,
-    /// Every allocator the device ever had: memory of an earlier one may be on its way back.
+    /// An allocator of every kind the device ever had: memory of an earlier one may be on its way back.
     allocators: Mutex<Vec<Arc<dyn HostAllocator>>>,
     /// Bytes that were made on the device and moved to the host since its memory was cleaned up.
     moved: AtomicU64,
@@ -64,7 +64,7 @@ impl DeviceState {
         device: &D,
         policy: OffloadPolicy,
         host: HostAccess,
-    ) -> Arc<Self> {
+    ) {
         let allocator = host.allocator.clone();
         let config = Config {
             policy: Arc::new(policy),
@@ -89,10 +89,14 @@ impl DeviceState {
                 state
             }
         };
-        state.lock_allocators().push(allocator);
+        {
+            // Those of one kind give back from the same queue.
+            let mut allocators = state.lock_allocators();
+            allocators.retain(|known| known.kind() != allocator.kind());
+            allocators.push(allocator);
+        }
         let everything = devices.values().any(|s| s.offloads_everything());
         EVERYTHING.store(everything, Ordering::SeqCst);
-        state
     }
 
     /// Whether any device's policy offloads every tensor, whatever made it.

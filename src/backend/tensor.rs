@@ -1,7 +1,7 @@
 use std::{fmt, sync::Arc};
 
 use burn_backend::{
-    DType, ExecutionError, QTensorPrimitive, Shape, TensorData, TensorMetadata,
+    DType, Device, ExecutionError, QTensorPrimitive, Shape, TensorData, TensorMetadata,
     quantization::{QuantPropagation, QuantScheme},
 };
 use burn_std::quantization::QuantAcc;
@@ -49,34 +49,24 @@ impl<B: OffloadTarget, K: Kind<B>> OffloadedTensor<B, K> {
 
     #[cold]
     fn adopt_watched(tensor: K::Primitive) -> Self {
-        let Some(state) = DeviceState::get(&K::device(&tensor)) else {
+        let Some(state) = watching(&K::device(&tensor)) else {
             return Self(Repr::Plain(tensor));
         };
-        if state.offloads_everything() {
-            let slot = Arc::new(Slot::resident(tensor));
-            slot.settle();
-            return Self::of_slot(slot);
-        }
-        if !scope::is_open() {
-            return Self(Repr::Plain(tensor));
-        }
         let slot = Arc::new(Slot::resident(tensor));
-        let placed: Arc<dyn Placed> = slot.clone();
-        scope::note(Arc::downgrade(&placed));
+        if state.offloads_everything() {
+            slot.settle();
+        } else {
+            let placed: Arc<dyn Placed> = slot.clone();
+            scope::note(Arc::downgrade(&placed));
+        }
         Self::of_slot(slot)
     }
 
     /// Takes in host data. Inside a parameter scope it goes straight to where the policy says.
     pub(crate) fn from_data(data: TensorData, device: &B::Device) -> Self {
-        let everything = DeviceState::any_offloads_everything();
-        if !everything && !scope::is_open() {
+        let Some(state) = watching(device) else {
             return Self(Repr::Plain(K::from_data(data, device)));
-        }
-        let watched = scope::is_open()
-            || DeviceState::get(device).is_some_and(|state| state.offloads_everything());
-        if !watched {
-            return Self(Repr::Plain(K::from_data(data, device)));
-        }
+        };
         match Slot::from_data(data, device) {
             Ok(slot) => Self::of_slot(Arc::new(slot)),
             Err(returned) => {
@@ -86,10 +76,8 @@ impl<B: OffloadTarget, K: Kind<B>> OffloadedTensor<B, K> {
                     let _op = Op::enter();
                     K::from_data(data, device)
                 };
-                match DeviceState::get(device) {
-                    None => return Self(Repr::Plain(tensor)),
-                    Some(state) if state.has_uploaded(bytes) => B::release_uploads(device),
-                    Some(_) => {}
+                if state.has_uploaded(bytes) {
+                    B::release_uploads(device);
                 }
                 let slot = Slot::resident(tensor);
                 slot.declined(declined);
@@ -223,6 +211,16 @@ impl<B: OffloadTarget, K: Kind<B>> OffloadedTensor<B, K> {
             Repr::Param(param) => param.host_data(),
         }
     }
+}
+
+/// The state of a device on which a tensor made now is to have a place: inside a parameter scope, or
+/// where everything is offloaded.
+fn watching<D: Device>(device: &D) -> Option<Arc<DeviceState>> {
+    let in_scope = scope::is_open();
+    if !in_scope && !DeviceState::any_offloads_everything() {
+        return None;
+    }
+    DeviceState::get(device).filter(|state| in_scope || state.offloads_everything())
 }
 
 impl<B: OffloadTarget, K: Kind<B>> Param<B, K> {
