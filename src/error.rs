@@ -53,6 +53,20 @@ pub enum OffloadError {
         source: HostError,
     },
 
+    /// The device did not take back a parameter.
+    #[error(
+        "the device did not take back the parameter `{name}` ({bytes} bytes): {reason}. It stays in \
+         host memory; free device memory, or let more parameters be offloaded"
+    )]
+    NotRecalled {
+        /// The parameter's path.
+        name: String,
+        /// Its size.
+        bytes: u64,
+        /// What the backend said.
+        reason: String,
+    },
+
     /// A parameter could not be read from the device.
     #[error(
         "a tensor could not be copied from the device: {reason}. The device may have failed; the \

@@ -4,7 +4,8 @@ use burn_backend::{DType, TensorData};
 use burn_ir::TensorHandle;
 
 use crate::{
-    host::HostBuffer,
+    error::OffloadError,
+    host::{HostBuffer, Op},
     target::{Kind, Layout, OffloadTarget},
 };
 
@@ -58,6 +59,28 @@ impl<B: OffloadTarget, K: Kind<B>> Hosted<B, K> {
             Some(handle) => self.tensor(handle),
             None => K::from_data(self.data(), &self.device),
         }
+    }
+
+    /// A tensor of its own on the device, as a parameter that was never offloaded has it. It is there
+    /// when this returns.
+    ///
+    /// # Errors
+    ///
+    /// [`OffloadError::Read`] when the device has no room or fails.
+    pub fn upload(&self) -> Result<K::Primitive, OffloadError> {
+        let copy = || {
+            let _op = Op::enter();
+            if let Some(handle) = B::stage(&self.buffer, &self.layout, &self.device) {
+                return self.tensor(handle);
+            }
+            // The data shares the host memory, and a backend on the CPU would keep it.
+            let mut data = self.data();
+            data.bytes = burn_backend::Bytes::from_bytes_vec(data.bytes.to_vec());
+            K::from_data(data, &self.device)
+        };
+        let tensor = B::memory_persistent_allocations(&self.device, (), |()| copy());
+        B::verify(K::erase(tensor.clone()), &self.device)?;
+        Ok(tensor)
     }
 
     fn tensor(&self, handle: B::Handle) -> K::Primitive {

@@ -27,8 +27,7 @@ pub trait Placed: Send + Sync {
     fn record(&self) -> Option<Record>;
     /// Changes the parameter's line in the books, opening one where there is none.
     fn annotate(&self, change: &mut dyn FnMut(&mut Record));
-    /// Moves the parameter to where the decision says. `twins` are parameters that may be tied to
-    /// this one: where one has the same bytes in host memory, they are shared.
+    /// Moves the parameter to where the decision says.
     ///
     /// # Errors
     ///
@@ -37,10 +36,7 @@ pub trait Placed: Send + Sync {
         &self,
         decision: Decision,
         policy: &OffloadPolicy,
-        twins: &[Arc<dyn Placed>],
     ) -> Result<bool, OffloadError>;
-    /// The host bytes, when offloaded.
-    fn host_buffer(&self) -> Option<HostBuffer>;
     /// The state of the parameter's device, if that was configured.
     fn state(&self) -> Option<Arc<DeviceState>>;
 }
@@ -260,30 +256,6 @@ impl<B: OffloadTarget, K: Kind<B>> Slot<B, K> {
             }
         }
     }
-
-    fn share(&self, state: &DeviceState, twin: &dyn Placed, tensor: K::Primitive) -> bool {
-        let (Some(buffer), Some(theirs)) = (twin.host_buffer(), twin.record()) else {
-            return false;
-        };
-        // Where it cannot be read it cannot be moved either, and moving says why.
-        let Ok(data) = read_data::<B, K>(tensor) else {
-            return false;
-        };
-        let mine: &[u8] = &data.bytes;
-        if mine != buffer.as_ref() {
-            return false;
-        }
-        let kind = buffer.kind();
-        let hosted = Hosted::new(buffer, self.layout.clone(), data.dtype, self.device.clone());
-        self.set(Place::Offloaded(Arc::new(hosted)));
-        self.entry(state).update(|r| {
-            r.decision = theirs.decision.clone();
-            r.memory = Some(kind);
-            r.shares = theirs.name.clone().or(Some("(unnamed)".into()));
-            r.refused = None;
-        });
-        true
-    }
 }
 
 impl<B: OffloadTarget, K: Kind<B>> Placed for Slot<B, K> {
@@ -349,7 +321,6 @@ impl<B: OffloadTarget, K: Kind<B>> Placed for Slot<B, K> {
         &self,
         decision: Decision,
         policy: &OffloadPolicy,
-        twins: &[Arc<dyn Placed>],
     ) -> Result<bool, OffloadError> {
         let Some(state) = DeviceState::get(&self.device) else {
             return Ok(false);
@@ -357,12 +328,6 @@ impl<B: OffloadTarget, K: Kind<B>> Placed for Slot<B, K> {
         let _moving = self.moving.lock().unwrap_or_else(PoisonError::into_inner);
         match (decision.placement, self.place()) {
             (Placement::Offloaded, Place::Resident(tensor)) => {
-                if twins
-                    .iter()
-                    .any(|twin| self.share(&state, &**twin, tensor.clone()))
-                {
-                    return Ok(true);
-                }
                 // The plan was made before; other threads may have taken from the budget since.
                 let (outgoing, bytes) = self.outgoing(tensor)?;
                 let admission = admit(&state, bytes, |used| match policy.budget {
@@ -388,18 +353,16 @@ impl<B: OffloadTarget, K: Kind<B>> Placed for Slot<B, K> {
                 }
             }
             (Placement::Resident, Place::Offloaded(hosted)) => {
-                // The data shares the host memory, and a backend on the CPU would keep it.
-                let mut data = hosted.data();
-                data.bytes = burn_backend::Bytes::from_bytes_vec(data.bytes.to_vec());
-                let tensor = {
-                    let _op = Op::enter();
-                    K::from_data(data, &self.device)
-                };
+                // The host copy is let go only when the device is known to have its own.
+                let tensor = hosted.upload().map_err(|err| OffloadError::NotRecalled {
+                    name: self.name(),
+                    bytes: self.bytes(),
+                    reason: err.to_string(),
+                })?;
                 self.set(Place::Resident(tensor));
                 self.entry(&state).update(|r| {
                     r.decision = decision;
                     r.memory = None;
-                    r.shares = None;
                     r.refused = None;
                 });
                 Ok(true)
@@ -409,13 +372,6 @@ impl<B: OffloadTarget, K: Kind<B>> Placed for Slot<B, K> {
                     .update(|r| r.decision.reason = decision.reason);
                 Ok(false)
             }
-        }
-    }
-
-    fn host_buffer(&self) -> Option<HostBuffer> {
-        match self.place() {
-            Place::Offloaded(hosted) => Some(hosted.buffer().clone()),
-            Place::Resident(_) => None,
         }
     }
 

@@ -86,12 +86,23 @@ impl<B: OffloadTarget, K: Kind<B>> OffloadedTensor<B, K> {
         }
     }
 
-    /// The tensor as a parameter: as it is if it is one, else in a new slot.
-    pub(crate) fn into_param(self) -> Self {
-        match self.0 {
-            Repr::Plain(tensor) => Self::of_slot(Arc::new(Slot::resident(tensor))),
-            param @ Repr::Param(_) => Self(param),
+    /// The tensor as a parameter, and its slot: as it is if it is one, else in a new slot.
+    pub(crate) fn into_param(self) -> (Self, Arc<dyn Placed>) {
+        let param = match self.0 {
+            Repr::Plain(tensor) => Self::param(Arc::new(Slot::resident(tensor))),
+            Repr::Param(param) => param,
+        };
+        let slot = param.slot.clone();
+        (Self(Repr::Param(param)), slot)
+    }
+
+    /// Whether the other tensor is the same, element by element. `false` where one cannot be read.
+    pub(crate) fn same_data(&self, other: &Self) -> bool {
+        if self.shape() != other.shape() || self.dtype() != other.dtype() {
+            return false;
         }
+        let read = |tensor: &Self| burn_backend::read_sync(tensor.clone().into_data()).ok();
+        read(self).is_some_and(|mine| read(other).is_some_and(|theirs| mine == theirs))
     }
 
     /// The parameter's slot.
@@ -103,12 +114,16 @@ impl<B: OffloadTarget, K: Kind<B>> OffloadedTensor<B, K> {
     }
 
     fn of_slot(slot: Arc<Slot<B, K>>) -> Self {
+        Self(Repr::Param(Self::param(slot)))
+    }
+
+    fn param(slot: Arc<Slot<B, K>>) -> Box<Param<B, K>> {
         let shape = slot.layout.shape.clone();
-        Self(Repr::Param(Box::new(Param {
+        Box::new(Param {
             slot,
             views: Vec::new(),
             shape,
-        })))
+        })
     }
 
     /// The wrapped backend's tensor, for one operation.

@@ -22,16 +22,10 @@ pub struct Record {
     pub decision: Decision,
     /// The kind of host memory, when offloaded.
     pub memory: Option<MemoryKind>,
-    /// The parameter whose host bytes this one shares; its own then count nothing.
+    /// The parameter that this one is tied to, in a module's report: the bytes are that one's.
     pub shares: Option<String>,
     /// Why the system did not let the decision be carried out.
     pub refused: Option<String>,
-}
-
-impl Record {
-    fn counted(&self) -> u64 {
-        if self.shares.is_some() { 0 } else { self.bytes }
-    }
 }
 
 /// The account of one device: every parameter, where it is, and the host bytes taken.
@@ -59,13 +53,13 @@ impl Books {
 
     fn count(&mut self, record: &Record) {
         if record.decision.placement == Placement::Resident {
-            self.resident += record.counted();
+            self.resident += record.bytes;
         }
     }
 
     fn discount(&mut self, record: &Record) {
         if record.decision.placement == Placement::Resident {
-            self.resident -= record.counted();
+            self.resident -= record.bytes;
         }
     }
 }
@@ -154,7 +148,7 @@ impl Ledger {
             .records
             .values()
             .filter(|r| r.decision.placement == Placement::Offloaded)
-            .map(Record::counted)
+            .map(|r| r.bytes)
             .sum();
         books.charged.saturating_sub(live)
     }
@@ -212,8 +206,8 @@ mod tests {
         assert_eq!(ledger.used().resident, 15);
         a.update(|r| r.decision.placement = Placement::Offloaded);
         assert_eq!(ledger.used().resident, 5);
-        b.update(|r| r.shares = Some("a".into()));
-        assert_eq!(ledger.used().resident, 0);
+        b.update(|r| r.bytes = 6);
+        assert_eq!(ledger.used().resident, 6);
         drop((a, b));
         assert_eq!(ledger.used(), Used::default());
         assert!(ledger.records().is_empty());

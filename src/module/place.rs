@@ -1,4 +1,4 @@
-use std::{collections::HashMap, fmt, sync::Arc};
+use std::{any::Any, collections::HashMap, fmt, sync::Arc};
 
 use burn::{
     module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId, Parameter},
@@ -93,7 +93,7 @@ pub fn place<B: OffloadBackend, M: Module<B>>(
         path: Path::new(prefix),
         policy: Arc::new(policy.clone()),
         found: Vec::new(),
-        twins: HashMap::new(),
+        seen: HashMap::new(),
         backend: std::marker::PhantomData,
     };
     let module = module.map(&mut placer);
@@ -175,16 +175,21 @@ struct Placer<B: Backend> {
     policy: Arc<OffloadPolicy>,
     found: Vec<Found>,
     /// Parameters by id: those with one id may be tied.
-    twins: HashMap<ParamId, Vec<Arc<dyn Placed>>>,
+    seen: HashMap<ParamId, Vec<Seen>>,
     backend: std::marker::PhantomData<B>,
 }
 
 struct Found {
     name: String,
     slot: Arc<dyn Placed>,
-    twins: Vec<Arc<dyn Placed>>,
     /// Whether the same slot came before, under another name.
     again: bool,
+}
+
+/// A parameter that was found, as the backend has it.
+struct Seen {
+    slot: Arc<dyn Placed>,
+    tensor: Box<dyn Any>,
 }
 
 impl<B: OffloadBackend> Placer<B> {
@@ -198,25 +203,48 @@ impl<B: OffloadBackend> Placer<B> {
         }
     }
 
-    fn find<K: Kind<B::Target>>(
+    /// Notes a parameter, and gives it a slot if it has none. A parameter that has the id and the data
+    /// of an earlier one is tied to that, and becomes it.
+    fn find<K: Kind<B::Target>, T: Clone + 'static>(
         &mut self,
         id: ParamId,
-        tensor: OffloadedTensor<B::Target, K>,
-    ) -> OffloadedTensor<B::Target, K> {
-        let tensor = tensor.into_param();
-        if let Some(slot) = tensor.slot() {
-            let again = self.found.iter().any(|f| Arc::ptr_eq(&f.slot, &slot));
-            let twins = self.twins.entry(id).or_default();
-            self.found.push(Found {
-                name: self.path.name(),
-                slot: slot.clone(),
-                twins: twins.clone(),
-                again,
-            });
-            if !again {
-                twins.push(slot);
+        tensor: T,
+        inner: fn(T) -> OffloadedTensor<B::Target, K>,
+        outer: impl FnOnce(OffloadedTensor<B::Target, K>) -> T,
+    ) -> T {
+        let name = self.path.name();
+        let mine = inner(tensor.clone());
+        let seen = self.seen.entry(id).or_default();
+        let twin = seen.iter().find_map(|seen| {
+            let theirs = seen.tensor.downcast_ref::<T>()?;
+            let own = mine.slot();
+            let one = own.is_some_and(|own| Arc::ptr_eq(&own, &seen.slot));
+            if one {
+                // It may have another view of the slot.
+                return Some((seen.slot.clone(), tensor.clone()));
             }
+            let tied = mine.same_data(&inner(theirs.clone()));
+            tied.then(|| (seen.slot.clone(), theirs.clone()))
+        });
+        if let Some((slot, tensor)) = twin {
+            self.found.push(Found {
+                name,
+                slot,
+                again: true,
+            });
+            return tensor;
         }
+        let had_slot = mine.slot().is_some();
+        let (placed, slot) = mine.into_param();
+        // What has its place keeps its node in the autodiff graph.
+        let tensor = if had_slot { tensor } else { outer(placed) };
+        seen.push(Seen {
+            slot: slot.clone(),
+            tensor: Box::new(tensor.clone()),
+        });
+        // A slot can have several ids, where a parameter was cloned into one of a new id.
+        let again = self.found.iter().any(|f| Arc::ptr_eq(&f.slot, &slot));
+        self.found.push(Found { name, slot, again });
         tensor
     }
 
@@ -252,7 +280,7 @@ impl<B: OffloadBackend> Placer<B> {
         for found in here {
             let record = found.slot.record();
             let bytes = record.as_ref().map_or(0, |r| r.bytes);
-            if let Some(record) = record.filter(|r| r.shares.is_none()) {
+            if let Some(record) = record {
                 let side = match record.decision.placement {
                     Placement::Resident => &mut used.resident,
                     Placement::Offloaded => &mut used.offloaded,
@@ -271,9 +299,7 @@ impl<B: OffloadBackend> Placer<B> {
         for first in [Placement::Resident, Placement::Offloaded] {
             for (found, decision) in here.iter().zip(&plan) {
                 if decision.placement == first {
-                    found
-                        .slot
-                        .move_to(decision.clone(), &self.policy, &found.twins)?;
+                    found.slot.move_to(decision.clone(), &self.policy)?;
                 }
             }
         }
@@ -304,23 +330,20 @@ impl<B: OffloadBackend> Placer<B> {
 
     fn float<const D: usize>(&mut self, id: ParamId, tensor: Tensor<B, D>) -> Tensor<B, D> {
         let require_grad = tensor.is_require_grad();
-        match tensor.clone().into_primitive() {
+        let primitive = match tensor.into_primitive() {
             TensorPrimitive::Float(primitive) => {
-                let inner = B::float_inner(primitive);
-                let had_slot = inner.slot().is_some();
-                let placed = self.find(id, inner);
-                if had_slot {
-                    return tensor;
-                }
-                let primitive = B::float_from_inner(placed);
-                Tensor::from_primitive(TensorPrimitive::Float(primitive))
-                    .set_require_grad(require_grad)
+                TensorPrimitive::Float(self.find(id, primitive, B::float_inner, |placed| {
+                    B::float_set_require_grad(B::float_from_inner(placed), require_grad)
+                }))
             }
-            TensorPrimitive::QFloat(primitive) => {
-                let placed = self.find(id, B::quantized_inner(primitive));
-                Tensor::from_primitive(TensorPrimitive::QFloat(B::quantized_from_inner(placed)))
-            }
-        }
+            TensorPrimitive::QFloat(primitive) => TensorPrimitive::QFloat(self.find(
+                id,
+                primitive,
+                B::quantized_inner,
+                B::quantized_from_inner,
+            )),
+        };
+        Tensor::from_primitive(primitive)
     }
 }
 
@@ -343,9 +366,8 @@ impl<B: OffloadBackend> ModuleMapper<B> for Placer<B> {
     ) -> Param<Tensor<B, D, IntKind>> {
         self.initialise(&param);
         let (id, tensor, mapper) = param.consume();
-        let placed = self.find(id, B::int_inner(tensor.into_primitive()));
-        let tensor = Tensor::from_primitive(B::int_from_inner(placed));
-        Param::from_mapped_value(id, tensor, mapper)
+        let placed = self.find(id, tensor.into_primitive(), B::int_inner, B::int_from_inner);
+        Param::from_mapped_value(id, Tensor::from_primitive(placed), mapper)
     }
     fn map_bool<const D: usize>(
         &mut self,
@@ -353,8 +375,7 @@ impl<B: OffloadBackend> ModuleMapper<B> for Placer<B> {
     ) -> Param<Tensor<B, D, BoolKind>> {
         self.initialise(&param);
         let (id, tensor, mapper) = param.consume();
-        let placed = self.find(id, B::bool_inner(tensor.into_primitive()));
-        let tensor = Tensor::from_primitive(B::bool_from_inner(placed));
-        Param::from_mapped_value(id, tensor, mapper)
+        let placed = self.find(id, tensor.into_primitive(), B::bool_inner, B::bool_from_inner);
+        Param::from_mapped_value(id, Tensor::from_primitive(placed), mapper)
     }
 }

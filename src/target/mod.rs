@@ -148,6 +148,22 @@ pub trait OffloadTarget: BackendIr {
         let _ = device;
     }
 
+    /// Returns when the tensor's memory is known to exist and to be filled. Backends that only queue
+    /// work report a failed allocation late.
+    ///
+    /// # Errors
+    ///
+    /// [`OffloadError::Read`] when the device has no room for it, or fails.
+    fn verify(
+        tensor: HandleKind<Self>,
+        device: &<Self as BackendTypes>::Device,
+    ) -> Result<(), OffloadError> {
+        drop(tensor);
+        Self::sync(device).map_err(|err| OffloadError::Read {
+            reason: err.to_string(),
+        })
+    }
+
     /// Copies a tensor's elements into `out`, dense and in row-major order, and returns when they
     /// are there. `out` has the tensor's size exactly.
     ///

@@ -19,6 +19,8 @@ use cubecl::{
     server::Handle,
 };
 
+use super::device::resource;
+
 /// The least that CubeCL allocates.
 const ANCHOR_BYTES: usize = 512;
 
@@ -29,20 +31,18 @@ pub struct Anchor {
 }
 
 impl Anchor {
-    /// Reserves an anchor on `device`.
-    ///
-    /// # Panics
-    ///
-    /// As CubeCL does, when the device has no room for it or has failed.
-    pub fn new(device: &CudaDevice) -> Self {
-        let client = CudaRuntime::client(device);
-        let handle = client.empty(ANCHOR_BYTES);
-        let resource = client
-            .get_resource(handle.clone())
-            .expect("a buffer that was just reserved has an address");
-        Self {
-            handle,
-            address: resource.resource().ptr,
+    /// Reserves an anchor on `device`. `None` where the device has no room for it, or has failed.
+    pub fn new(device: &CudaDevice) -> Option<Self> {
+        let handle = CudaRuntime::client(device).empty(ANCHOR_BYTES);
+        match resource(&handle, device) {
+            Ok(resource) => Some(Self {
+                handle,
+                address: resource.resource().ptr,
+            }),
+            Err(err) => {
+                tracing::warn!("host memory is copied, not read in place, there is no anchor: {err}");
+                None
+            }
         }
     }
 

@@ -56,20 +56,33 @@ where
         tensor::release_uploads(device);
     }
 
-    fn download(tensor: HandleKind<Self>, out: &mut [u8]) -> Result<(), OffloadError> {
-        let tensor = match tensor {
-            HandleKind::Float(tensor)
-            | HandleKind::Int(tensor)
-            | HandleKind::Bool(tensor)
-            | HandleKind::Quantized(tensor) => tensor,
-        };
-        // CubeCL has one tensor type for all kinds, so this gives any of them.
-        let client = tensor.client.clone();
-        tensor::download(
-            client.resolve_tensor_float::<CubeBackend<CudaRuntime, F, I, BT>>(tensor),
-            out,
-        )
+    fn verify(tensor: HandleKind<Self>, _device: &CudaDevice) -> Result<(), OffloadError> {
+        tensor::verify(&resolve(tensor))
     }
+
+    fn download(tensor: HandleKind<Self>, out: &mut [u8]) -> Result<(), OffloadError> {
+        tensor::download(resolve(tensor), out)
+    }
+}
+
+/// The tensor in fusion's, once what makes it has run.
+fn resolve<F, I, BT>(
+    tensor: HandleKind<Fusion<CubeBackend<CudaRuntime, F, I, BT>>>,
+) -> CubeTensor<CudaRuntime>
+where
+    F: FloatElement,
+    I: IntElement,
+    BT: BoolElement,
+{
+    let tensor = match tensor {
+        HandleKind::Float(tensor)
+        | HandleKind::Int(tensor)
+        | HandleKind::Bool(tensor)
+        | HandleKind::Quantized(tensor) => tensor,
+    };
+    // CubeCL has one tensor type for all kinds, so this gives any of them.
+    let client = tensor.client.clone();
+    client.resolve_tensor_float::<CubeBackend<CudaRuntime, F, I, BT>>(tensor)
 }
 
 /// Makes a tensor known to fusion.

@@ -84,13 +84,14 @@ impl PinnedMemory {
     }
 
     /// The anchor through which kernels read this memory, made at the first call. `None` where the
-    /// device does not read it in place.
+    /// device does not read it in place, or has no room for an anchor.
     pub(super) fn anchor(&self) -> Option<&Anchor> {
         if !self.mapped {
             return None;
         }
         let device = self.queue.device();
-        Some(self.block().anchor.get_or_init(|| Anchor::new(device)))
+        let anchor = self.block().anchor.get_or_init(|| Anchor::new(device));
+        anchor.as_ref()
     }
 
     /// The device whose driver made the memory.
@@ -140,7 +141,8 @@ impl Drop for PinnedMemory {
 pub struct Block {
     memory: NonNull<u8>,
     len: usize,
-    pub anchor: OnceLock<Anchor>,
+    /// Made when kernels first read the block; `None` where the device had no room for it.
+    pub anchor: OnceLock<Option<Anchor>>,
 }
 
 // SAFETY: the block owns its memory, which is as good on any thread.

@@ -2,11 +2,13 @@
 //!
 //! - `driver`: is there a driver, what can the device do, can an alias be made;
 //! - `memory`: page-locked memory, taken and given back;
+//! - `device`: device memory and its address;
 //! - `alias`: the handle through which CubeCL kernels get a host address;
 //! - `retire`: when host memory may be given back;
 //! - `tensor`, `fusion`: [`OffloadTarget`](super::OffloadTarget) for the two backends.
 
 mod alias;
+mod device;
 mod driver;
 #[cfg(feature = "fusion")]
 mod fusion;

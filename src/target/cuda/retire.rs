@@ -144,7 +144,8 @@ impl RetireQueue {
             let mut retired = lock(&self.retired);
             retired
                 .extract_if(.., |r| {
-                    r.block.anchor.get().is_none_or(|a| !a.has_aliases())
+                    let anchor = r.block.anchor.get().and_then(Option::as_ref);
+                    anchor.is_none_or(|a| !a.has_aliases())
                 })
                 .collect()
         };

@@ -27,7 +27,7 @@ use crate::{
     target::{HostAccess, Layout, OffloadTarget},
 };
 
-use super::{Server, driver, memory::PinnedMemory};
+use super::{Server, device::resource, driver, memory::PinnedMemory};
 
 type Tensor = CubeTensor<CudaRuntime>;
 
@@ -61,14 +61,30 @@ where
         release_uploads(device);
     }
 
+    fn verify(tensor: HandleKind<Self>, _device: &CudaDevice) -> Result<(), OffloadError> {
+        verify(&any_kind(tensor))
+    }
+
     fn download(tensor: HandleKind<Self>, out: &mut [u8]) -> Result<(), OffloadError> {
-        let tensor = match tensor {
-            HandleKind::Float(tensor)
-            | HandleKind::Int(tensor)
-            | HandleKind::Bool(tensor)
-            | HandleKind::Quantized(tensor) => tensor,
-        };
-        download(tensor, out)
+        download(any_kind(tensor), out)
+    }
+}
+
+/// CubeCL has one tensor type for all kinds.
+fn any_kind<B>(tensor: HandleKind<B>) -> Tensor
+where
+    B: BackendIr<
+            FloatTensorPrimitive = Tensor,
+            IntTensorPrimitive = Tensor,
+            BoolTensorPrimitive = Tensor,
+            QuantizedTensorPrimitive = Tensor,
+        >,
+{
+    match tensor {
+        HandleKind::Float(tensor)
+        | HandleKind::Int(tensor)
+        | HandleKind::Bool(tensor)
+        | HandleKind::Quantized(tensor) => tensor,
     }
 }
 
@@ -161,16 +177,24 @@ unsafe fn borrowed_bytes(bytes: &[u8]) -> Bytes {
     unsafe { Bytes::from_controller(controller, bytes.len()) }
 }
 
+fn failed(reason: impl ToString) -> OffloadError {
+    OffloadError::Read {
+        reason: reason.to_string(),
+    }
+}
+
+/// Waits until the tensor's memory is there and filled.
+pub fn verify(tensor: &Tensor) -> Result<(), OffloadError> {
+    // Makes the current stream wait for the one the tensor was made on.
+    resource(&tensor.handle, &tensor.device)?;
+    read_sync(tensor.client.sync()).map_err(failed)
+}
+
 /// Copies a tensor's elements to `out` and waits for it, through no other memory.
 pub fn download(tensor: Tensor, out: &mut [u8]) -> Result<(), OffloadError> {
-    let failed = |reason: String| OffloadError::Read { reason };
     let tensor = into_contiguous(tensor);
-    let client = tensor.client.clone();
-    // Makes the current stream wait for the one the tensor was made on.
-    let resource = client
-        .get_resource(tensor.handle.clone())
-        .map_err(|err| failed(err.to_string()))?;
-    read_sync(client.sync()).map_err(|err| failed(err.to_string()))?;
+    verify(&tensor)?;
+    let resource = resource(&tensor.handle, &tensor.device)?;
     let size = resource.resource().size;
     if size < out.len() as u64 {
         return Err(failed(format!(
@@ -181,13 +205,13 @@ pub fn download(tensor: Tensor, out: &mut [u8]) -> Result<(), OffloadError> {
     let context = driver::context(&tensor.device)?;
     context
         .bind_to_thread()
-        .map_err(|err| failed(err.to_string()))?;
+        .map_err(failed)?;
     // SAFETY: the context is current on this thread. `resource` points to at least `out.len()` bytes
     // that `tensor` keeps alive, written by work that has finished; `out` is exclusively ours.
     let copied = unsafe {
         sys::cuMemcpyDtoH_v2(out.as_mut_ptr().cast(), resource.resource().ptr, out.len())
     };
-    copied.result().map_err(|err| failed(err.to_string()))
+    copied.result().map_err(failed)
 }
 
 /// The tensor of a layout over a handle that covers the bytes as a [`HostBuffer`] has them.
