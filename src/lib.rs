@@ -12,9 +12,11 @@ pub mod target;
 
 pub use backend::{Offloaded, OffloadedTensor};
 pub use error::OffloadError;
+pub use host::Stats;
 pub use module::{PlaceError, place};
 pub use policy::{
-    ByteSize, Decision, OffloadPolicy, Order, ParamInfo, Placement, PolicyError, Reason, Used,
+    AccessMode, ByteSize, Decision, OffloadPolicy, Order, ParamInfo, Placement, PolicyError,
+    Reason, Used,
 };
 pub use report::Report;
 pub use target::OffloadTarget;

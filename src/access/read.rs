@@ -6,8 +6,10 @@ use burn_ir::TensorHandle;
 use crate::{
     error::OffloadError,
     host::{HostBuffer, Op},
-    target::{Kind, Layout, OffloadTarget},
+    target::{Access, Kind, Layout, OffloadTarget},
 };
+
+use super::Reading;
 
 /// A tensor's bytes in host memory, and the ways to read them.
 pub struct Hosted<B: OffloadTarget, K: Kind<B>> {
@@ -37,6 +39,11 @@ impl<B: OffloadTarget, K: Kind<B>> Hosted<B, K> {
         &self.buffer
     }
 
+    /// The number of elements.
+    pub fn elements(&self) -> usize {
+        self.layout.shape.num_elements()
+    }
+
     /// The tensor's data, sharing the host memory.
     pub fn data(&self) -> TensorData {
         TensorData {
@@ -46,19 +53,30 @@ impl<B: OffloadTarget, K: Kind<B>> Hosted<B, K> {
         }
     }
 
-    /// The tensor for one operation: over the host memory in place where that can be, else a copy
-    /// on the device.
-    pub fn read(&self) -> K::Primitive {
-        if let Some(alias) = self.alias.get_or_init(|| {
-            let handle = B::alias(&self.buffer, &self.layout, &self.device)?;
-            Some(self.tensor(handle))
-        }) {
-            return alias.clone();
+    /// The tensor for one operation: over the host memory in place, or a copy on the device.
+    pub fn read(&self, reading: Reading) -> K::Primitive {
+        let in_place = B::access(&self.buffer, reading) == Access::InPlace;
+        if in_place && let Some(alias) = self.alias() {
+            return alias;
         }
-        match B::stage(&self.buffer, &self.layout, &self.device) {
+        if let Some(handle) = B::stage(&self.buffer, &self.layout, &self.device) {
+            return self.tensor(handle);
+        }
+        if let Some(alias) = self.alias() {
+            return alias;
+        }
+        match B::upload(&self.buffer, &self.layout, &self.device) {
             Some(handle) => self.tensor(handle),
             None => K::from_data(self.data(), &self.device),
         }
+    }
+
+    fn alias(&self) -> Option<K::Primitive> {
+        let make = || {
+            let handle = B::alias(&self.buffer, &self.layout, &self.device)?;
+            Some(self.tensor(handle))
+        };
+        self.alias.get_or_init(make).clone()
     }
 
     /// A tensor of its own on the device, as a parameter that was never offloaded has it. It is there
@@ -70,7 +88,7 @@ impl<B: OffloadTarget, K: Kind<B>> Hosted<B, K> {
     pub fn upload(&self) -> Result<K::Primitive, OffloadError> {
         let copy = || {
             let _op = Op::enter();
-            if let Some(handle) = B::stage(&self.buffer, &self.layout, &self.device) {
+            if let Some(handle) = B::upload(&self.buffer, &self.layout, &self.device) {
                 return self.tensor(handle);
             }
             // The data shares the host memory, and a backend on the CPU would keep it.

@@ -16,7 +16,7 @@ use burn_ir::{BackendIr, HandleKind, TensorHandle};
 
 use crate::{
     error::OffloadError,
-    host::{HostOptions, Op, memory_limit},
+    host::{HostOptions, Op, StagingOptions, Stats, memory_limit},
     policy::{Budget, ByteSize, OffloadPolicy},
     report::Report,
     target::{Bool, Float, Int, OffloadTarget, Quantized},
@@ -64,6 +64,11 @@ impl<B: OffloadTarget> Offloaded<B> {
         let options = HostOptions {
             uva: policy.uva,
             pin: policy.pin,
+            staging: StagingOptions {
+                access: policy.access,
+                budget: policy.staging_budget.map(|size| size.as_u64()),
+                prefetch: policy.prefetch,
+            },
         };
         let host = B::open_host(device, options.with_environment())?;
         if let Some(reason) = &host.fallback {
@@ -84,6 +89,12 @@ impl<B: OffloadTarget> Offloaded<B> {
         DeviceState::get(device).map_or(0, |state| state.ledger.used().offloaded)
     }
 
+    /// What `device` did to read offloaded parameters, since the process began. All zero where the
+    /// wrapped backend does nothing of its own.
+    pub fn stats(device: &B::Device) -> Stats {
+        B::stats(device)
+    }
+
     pub(crate) fn check_budget(policy: &OffloadPolicy) -> Result<(), OffloadError> {
         match (policy.budget, memory_limit()) {
             (Budget::Host(budget), Some(limit)) if budget.as_u64() > limit => {
@@ -102,6 +113,13 @@ impl<B: OffloadTarget> Offloaded<B> {
             Some(state) => Report::of_device(&state),
             None => Report::empty(format!("{device:?}")),
         }
+    }
+}
+
+/// The error as Burn's calls return it.
+pub(crate) fn execution_error(err: OffloadError) -> ExecutionError {
+    ExecutionError::WithContext {
+        reason: err.to_string(),
     }
 }
 
@@ -173,8 +191,12 @@ impl<B: OffloadTarget> Backend for Offloaded<B> {
     }
 
     fn sync(device: &Self::Device) -> Result<(), ExecutionError> {
-        let _op = Op::enter();
-        B::sync(device)
+        let synced = {
+            let _op = Op::enter();
+            B::sync(device)
+        };
+        B::end_of_step(device).map_err(execution_error)?;
+        synced
     }
 
     fn staging<'a, Iter>(data: Iter, device: &Self::Device)

@@ -32,11 +32,7 @@ pub trait Placed: Send + Sync {
     /// # Errors
     ///
     /// [`OffloadError`], and the parameter stays where it is.
-    fn move_to(
-        &self,
-        decision: Decision,
-        policy: &OffloadPolicy,
-    ) -> Result<bool, OffloadError>;
+    fn move_to(&self, decision: Decision, policy: &OffloadPolicy) -> Result<bool, OffloadError>;
     /// The state of the parameter's device, if that was configured.
     fn state(&self) -> Option<Arc<DeviceState>>;
 }
@@ -317,11 +313,7 @@ impl<B: OffloadTarget, K: Kind<B>> Placed for Slot<B, K> {
         }
     }
 
-    fn move_to(
-        &self,
-        decision: Decision,
-        policy: &OffloadPolicy,
-    ) -> Result<bool, OffloadError> {
+    fn move_to(&self, decision: Decision, policy: &OffloadPolicy) -> Result<bool, OffloadError> {
         let Some(state) = DeviceState::get(&self.device) else {
             return Ok(false);
         };

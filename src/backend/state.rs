@@ -49,6 +49,9 @@ type Key = (TypeId, DeviceId);
 
 static DEVICES: LazyLock<RwLock<HashMap<Key, Arc<DeviceState>>>> = LazyLock::new(RwLock::default);
 
+/// Whether any device was ever configured.
+static CONFIGURED: AtomicBool = AtomicBool::new(false);
+
 /// Whether any device has the `everything` policy, so that operations look at their results.
 static EVERYTHING: AtomicBool = AtomicBool::new(false);
 
@@ -97,6 +100,13 @@ impl DeviceState {
         }
         let everything = devices.values().any(|s| s.offloads_everything());
         EVERYTHING.store(everything, Ordering::SeqCst);
+        CONFIGURED.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether any device is configured.
+    #[inline]
+    pub fn any() -> bool {
+        CONFIGURED.load(Ordering::Relaxed)
     }
 
     /// Whether any device's policy offloads every tensor, whatever made it.

@@ -7,12 +7,13 @@ use burn_backend::{
 use burn_std::quantization::QuantAcc;
 
 use crate::{
+    access::{Reading, Reuse},
     host::Op,
     target::{Kind, OffloadTarget, Quantized, View},
 };
 
 use super::{
-    scope,
+    execution_error, scope,
     slot::{Place, Placed, Returned, Slot},
     state::DeviceState,
 };
@@ -126,12 +127,18 @@ impl<B: OffloadTarget, K: Kind<B>> OffloadedTensor<B, K> {
         })
     }
 
-    /// The wrapped backend's tensor, for one operation.
+    /// The wrapped backend's tensor, for one operation that reads its bytes about once.
     #[inline]
     pub(crate) fn read(self) -> K::Primitive {
+        self.read_for(Reuse::Once)
+    }
+
+    /// The wrapped backend's tensor, for one operation.
+    #[inline]
+    pub(crate) fn read_for(self, reuse: Reuse) -> K::Primitive {
         match self.0 {
             Repr::Plain(tensor) => tensor,
-            Repr::Param(param) => param.read(),
+            Repr::Param(param) => param.read(reuse),
         }
     }
 
@@ -150,7 +157,7 @@ impl<B: OffloadTarget, K: Kind<B>> OffloadedTensor<B, K> {
         let tensor = match self.0 {
             Repr::Param(param) => match param.view(view.clone()) {
                 Ok(param) => return Self(Repr::Param(param)),
-                Err(param) => param.read(),
+                Err(param) => param.read(Reuse::Once),
             },
             Repr::Plain(tensor) => tensor,
         };
@@ -212,11 +219,16 @@ impl<B: OffloadTarget, K: Kind<B>> OffloadedTensor<B, K> {
         if let Some(data) = self.host_data() {
             return Ok(data);
         }
+        let device = DeviceState::any().then(|| self.device());
         let future = {
             let _op = Op::enter();
             K::into_data(self.read())
         };
-        Op::enter_future(future).await
+        let data = Op::enter_future(future).await;
+        if let Some(device) = device {
+            B::end_of_step(&device).map_err(execution_error)?;
+        }
+        data
     }
 
     /// The data of an offloaded tensor as it lies in host memory.
@@ -239,14 +251,18 @@ fn watching<D: Device>(device: &D) -> Option<Arc<DeviceState>> {
 }
 
 impl<B: OffloadTarget, K: Kind<B>> Param<B, K> {
-    fn read(self) -> K::Primitive {
+    fn read(self, reuse: Reuse) -> K::Primitive {
         let place = match Arc::try_unwrap(self.slot) {
             Ok(slot) => slot.into_place(),
             Err(slot) => slot.place(),
         };
         let tensor = match place {
             Place::Resident(tensor) => tensor,
-            Place::Offloaded(hosted) => hosted.read(),
+            Place::Offloaded(hosted) => {
+                let whole = hosted.elements().max(1) as f64;
+                let share = (self.shape.num_elements() as f64 / whole).min(1.0);
+                hosted.read(Reading { reuse, share })
+            }
         };
         self.views.into_iter().fold(tensor, K::view)
     }

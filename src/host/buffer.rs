@@ -1,4 +1,11 @@
-use std::{any::Any, fmt, sync::Arc};
+use std::{
+    any::Any,
+    fmt,
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicU64, Ordering},
+    },
+};
 
 use super::Charge;
 
@@ -69,22 +76,76 @@ pub trait HostAllocator: Send + Sync {
 
 /// A parameter's bytes in host memory: immutable and shared.
 #[derive(Clone)]
-pub struct HostBuffer(Arc<dyn HostMemory>);
+pub struct HostBuffer {
+    memory: Arc<dyn HostMemory>,
+    id: BufferId,
+}
+
+/// The identity of a buffer's bytes, of which there is no other in this process, ever.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BufferId(u64);
+
+impl BufferId {
+    /// An id that no buffer had before.
+    pub fn fresh() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Self(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+/// A buffer that may be gone.
+#[derive(Clone)]
+pub struct WeakHostBuffer {
+    memory: Weak<dyn HostMemory>,
+    id: BufferId,
+}
+
+impl WeakHostBuffer {
+    /// The buffer, if somebody still has it.
+    pub fn upgrade(&self) -> Option<HostBuffer> {
+        let memory = self.memory.upgrade()?;
+        Some(HostBuffer {
+            memory,
+            id: self.id,
+        })
+    }
+
+    /// Whether somebody still has the buffer.
+    pub fn is_alive(&self) -> bool {
+        self.memory.strong_count() > 0
+    }
+}
 
 impl HostBuffer {
     /// Seals filled memory.
     pub fn new(memory: Box<dyn HostMemory>) -> Self {
-        Self(memory.into())
+        Self {
+            memory: memory.into(),
+            id: BufferId::fresh(),
+        }
+    }
+
+    /// Which bytes these are. Clones have the same.
+    pub fn id(&self) -> BufferId {
+        self.id
+    }
+
+    /// The buffer, without keeping its memory.
+    pub fn downgrade(&self) -> WeakHostBuffer {
+        WeakHostBuffer {
+            memory: Arc::downgrade(&self.memory),
+            id: self.id,
+        }
     }
 
     /// What kind of memory this is.
     pub fn kind(&self) -> MemoryKind {
-        self.0.kind()
+        self.memory.kind()
     }
 
     /// The memory as `M`, when an allocator of that type made it.
     pub fn downcast<M: HostMemory>(&self) -> Option<&M> {
-        let memory: &dyn Any = &*self.0;
+        let memory: &dyn Any = &*self.memory;
         memory.downcast_ref()
     }
 
@@ -100,7 +161,7 @@ impl HostBuffer {
 
 impl AsRef<[u8]> for HostBuffer {
     fn as_ref(&self) -> &[u8] {
-        self.0.bytes()
+        self.memory.bytes()
     }
 }
 

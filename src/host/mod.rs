@@ -7,11 +7,16 @@
 mod buffer;
 mod ledger;
 mod op;
+mod staging;
 mod system;
 
-pub use buffer::{HostAllocator, HostBuffer, HostError, HostMemory, MemoryKind, PageableAllocator};
+pub use buffer::{
+    BufferId, HostAllocator, HostBuffer, HostError, HostMemory, MemoryKind, PageableAllocator,
+    WeakHostBuffer,
+};
 pub use ledger::{Admission, Charge, Entry, Ledger, Record};
 pub use op::Op;
 #[cfg(feature = "cuda")]
-pub(crate) use op::{announce_operations, quiesce};
+pub(crate) use op::{UnderWay, announce_operations, known_streams, quiesce, watch_streams};
+pub use staging::{StagingOptions, Stats};
 pub use system::{HostOptions, memory_limit};

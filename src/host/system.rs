@@ -1,10 +1,14 @@
-/// How host memory may be taken.
+use super::StagingOptions;
+
+/// How host memory may be taken, and read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostOptions {
     /// Whether kernels may read it in place.
     pub uva: bool,
     /// Whether it may be page-locked.
     pub pin: bool,
+    /// How it is copied to the device.
+    pub staging: StagingOptions,
 }
 
 impl HostOptions {
@@ -15,6 +19,7 @@ impl HostOptions {
         Self {
             uva: self.uva && !on("BURN_OFFLOAD_DISABLE_UVA"),
             pin: self.pin && !on("BURN_OFFLOAD_DISABLE_PIN"),
+            staging: self.staging,
         }
     }
 }

@@ -141,8 +141,14 @@ impl<B: OffloadBackend> Survey<B> {
         for device in &self.devices {
             if DeviceState::get(device).is_none() {
                 let quiet = OffloadPolicy::nothing()
+                    .with_access(policy.access)
+                    .with_prefetch(policy.prefetch)
                     .with_uva(policy.uva)
                     .with_pin(policy.pin);
+                let quiet = match policy.staging_budget {
+                    Some(budget) => quiet.with_staging_budget(budget),
+                    None => quiet,
+                };
                 Offloaded::<B::Target>::configure(device, quiet)?;
             }
             Offloaded::<B::Target>::check_budget(policy)?;
@@ -375,7 +381,12 @@ impl<B: OffloadBackend> ModuleMapper<B> for Placer<B> {
     ) -> Param<Tensor<B, D, BoolKind>> {
         self.initialise(&param);
         let (id, tensor, mapper) = param.consume();
-        let placed = self.find(id, tensor.into_primitive(), B::bool_inner, B::bool_from_inner);
+        let placed = self.find(
+            id,
+            tensor.into_primitive(),
+            B::bool_inner,
+            B::bool_from_inner,
+        );
         Param::from_mapped_value(id, Tensor::from_primitive(placed), mapper)
     }
 }

@@ -11,6 +11,13 @@ use bytesize::ByteSize;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PolicyError {
+    /// Parameters are to be read in place, which is switched off.
+    #[error(
+        "`access` is `in_place`, but reading in place needs `uva` and `pin`, and one of them is off: \
+         leave both on, or let `access` be `auto`"
+    )]
+    InPlaceSwitchedOff,
+
     /// None of the four budget fields is there.
     #[error(
         "the policy has no budget: write one of `host_budget = \"20GiB\"` (offload at most so \

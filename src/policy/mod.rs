@@ -20,5 +20,5 @@ pub use bytesize::ByteSize;
 pub use error::PolicyError;
 pub use order::Order;
 pub use plan::{Decision, ParamInfo, Placement, Reason, Used};
-pub use policy::OffloadPolicy;
+pub use policy::{AccessMode, OffloadPolicy};
 pub use select::selector_matches;

@@ -37,6 +37,9 @@ use super::select;
 ///     params = ["mlp.experts"]   # default: all
 ///     keep = ["layers.0"]        # default: none
 ///     order = "spread"           # "module" (default), "largest" or "spread"
+///     access = "auto"            # "auto" (default), "in_place" or "staged"
+///     staging_budget = "1GiB"    # default: room for the two largest parameters
+///     prefetch = true            # the default
 ///     uva = true                 # the default
 ///     pin = true                 # the default
 ///     "#,
@@ -47,6 +50,7 @@ use super::select;
 ///         .with_params(["mlp.experts"])
 ///         .with_keep(["layers.0"])
 ///         .with_order(Order::Spread)
+///         .with_staging_budget(ByteSize::gib(1))
 /// );
 ///
 /// let error = toml::from_str::<OffloadPolicy>("host_budget = \"lots\"").unwrap_err();
@@ -69,10 +73,34 @@ pub struct OffloadPolicy {
     pub keep: Vec<String>,
     /// Which parameters a plan considers first.
     pub order: Order,
+    /// How operations read offloaded parameters. Default: whatever is faster.
+    pub access: AccessMode,
+    /// At most so much device memory for copies of offloaded parameters that are about to be used or
+    /// in use; never exceeded. Default: room for the two largest parameters. A parameter that does not
+    /// fit is read in place, or copied for the one operation where that cannot be.
+    pub staging_budget: Option<ByteSize>,
+    /// Whether parameters are copied ahead of their use, in the order that the model was seen to use
+    /// them. Default: `true`.
+    pub prefetch: bool,
     /// Whether kernels may read offloaded parameters in place, across the bus. Default: `true`.
     pub uva: bool,
     /// Whether the host memory is page-locked. Default: `true`.
     pub pin: bool,
+}
+
+/// How operations read offloaded parameters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum AccessMode {
+    /// Whatever is faster, for each operation: in place what is small or read in part, a copy of what
+    /// is read more than once.
+    #[default]
+    Auto,
+    /// In place, always: no device memory is taken for copies.
+    InPlace,
+    /// A copy, always.
+    Staged,
 }
 
 impl OffloadPolicy {
@@ -102,6 +130,9 @@ impl OffloadPolicy {
             params: Vec::new(),
             keep: Vec::new(),
             order: Order::default(),
+            access: AccessMode::default(),
+            staging_budget: None,
+            prefetch: true,
             uva: true,
             pin: true,
         }
@@ -125,6 +156,27 @@ impl OffloadPolicy {
     #[must_use]
     pub fn with_order(mut self, order: Order) -> Self {
         self.order = order;
+        self
+    }
+
+    /// Sets [`access`](Self::access).
+    #[must_use]
+    pub fn with_access(mut self, access: AccessMode) -> Self {
+        self.access = access;
+        self
+    }
+
+    /// Sets [`staging_budget`](Self::staging_budget).
+    #[must_use]
+    pub fn with_staging_budget(mut self, bytes: ByteSize) -> Self {
+        self.staging_budget = Some(bytes);
+        self
+    }
+
+    /// Sets [`prefetch`](Self::prefetch).
+    #[must_use]
+    pub fn with_prefetch(mut self, prefetch: bool) -> Self {
+        self.prefetch = prefetch;
         self
     }
 
@@ -152,14 +204,18 @@ impl OffloadPolicy {
     /// # Errors
     ///
     /// If a selector is empty, starts or ends with a dot or white space, or has an empty segment;
-    /// if the same selector is in `params` and in `keep`; or if there are selectors although
-    /// everything is to be offloaded.
+    /// if the same selector is in `params` and in `keep`; if there are selectors although
+    /// everything is to be offloaded; or if parameters are to be read in place although `uva` or `pin`
+    /// is off.
     pub fn validate(&self) -> Result<(), PolicyError> {
         for (field, selectors) in [("params", &self.params), ("keep", &self.keep)] {
             select::validate(field, selectors)?;
             if self.budget == Budget::Everything && !selectors.is_empty() {
                 return Err(PolicyError::EverythingSelects { field });
             }
+        }
+        if self.access == AccessMode::InPlace && !(self.uva && self.pin) {
+            return Err(PolicyError::InPlaceSwitchedOff);
         }
         match self.params.iter().find(|param| self.keep.contains(param)) {
             Some(selector) => Err(PolicyError::SelectedAndKept {
@@ -188,6 +244,12 @@ struct RawPolicy {
     keep: Vec<String>,
     #[serde(default)]
     order: Order,
+    #[serde(default)]
+    access: AccessMode,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    staging_budget: Option<RawSize>,
+    #[serde(default = "yes")]
+    prefetch: bool,
     #[serde(default = "yes")]
     uva: bool,
     #[serde(default = "yes")]
@@ -235,6 +297,12 @@ impl TryFrom<RawPolicy> for OffloadPolicy {
             params: raw.params,
             keep: raw.keep,
             order: raw.order,
+            access: raw.access,
+            staging_budget: match raw.staging_budget {
+                Some(size) => Some(size.parse("staging_budget")?),
+                None => None,
+            },
+            prefetch: raw.prefetch,
             uva: raw.uva,
             pin: raw.pin,
         };
@@ -258,6 +326,9 @@ impl From<OffloadPolicy> for RawPolicy {
             params: policy.params,
             keep: policy.keep,
             order: policy.order,
+            access: policy.access,
+            staging_budget: policy.staging_budget.map(Into::into),
+            prefetch: policy.prefetch,
             uva: policy.uva,
             pin: policy.pin,
         }

@@ -22,8 +22,9 @@ use burn_ir::{BackendIr, HandleKind};
 pub use kind::{Bool, Float, Int, Kind, Quantized, View};
 
 use crate::{
+    access::Reading,
     error::OffloadError,
-    host::{HostAllocator, HostBuffer, HostOptions, MemoryKind, PageableAllocator},
+    host::{HostAllocator, HostBuffer, HostOptions, MemoryKind, PageableAllocator, Stats},
 };
 
 /// How kernels get at offloaded bytes.
@@ -131,9 +132,43 @@ pub trait OffloadTarget: BackendIr {
         None
     }
 
+    /// How one operation is to read `buffer`: in place, if `alias` can, or a copy.
+    fn access(buffer: &HostBuffer, reading: Reading) -> Access {
+        let _ = (buffer, reading);
+        Access::InPlace
+    }
+
+    /// A copy of `buffer` on the device, for one operation of the calling thread, in memory that the
+    /// backend keeps for such copies. `None` where it has none, or no room in it.
+    fn stage(
+        buffer: &HostBuffer,
+        layout: &Layout,
+        device: &<Self as BackendTypes>::Device,
+    ) -> Option<Self::Handle> {
+        let _ = (buffer, layout, device);
+        None
+    }
+
+    /// Called when a thread has waited for the device, as a model's step does at its end: the time to
+    /// copy ahead what the next step begins with.
+    ///
+    /// # Errors
+    ///
+    /// [`OffloadError::Read`] when copying to the device failed since, and results may be wrong.
+    fn end_of_step(device: &<Self as BackendTypes>::Device) -> Result<(), OffloadError> {
+        let _ = device;
+        Ok(())
+    }
+
+    /// What the device did to read offloaded tensors.
+    fn stats(device: &<Self as BackendTypes>::Device) -> Stats {
+        let _ = device;
+        Stats::default()
+    }
+
     /// A new tensor on the device, filled from `buffer` by the backend's own means. `None` leaves
     /// it to the portable way, through `TensorData`.
-    fn stage(
+    fn upload(
         buffer: &HostBuffer,
         layout: &Layout,
         device: &<Self as BackendTypes>::Device,

@@ -6,7 +6,7 @@
 use std::time::Instant;
 
 use burn::tensor::{Tensor, TensorData, backend::Backend};
-use burn_offload::{ByteSize, OffloadPolicy, OffloadTarget, Offloaded};
+use burn_offload::{AccessMode, ByteSize, OffloadPolicy, OffloadTarget, Offloaded};
 use cubecl::cuda::CudaDevice;
 
 use crate::{Eager, assert_all_given_back, configure, line};
@@ -61,11 +61,20 @@ fn check<B: OffloadTarget<Device = CudaDevice>>(name: &str) {
         "set BURN_OFFLOAD_POISON=255, or this shows little"
     );
     for (mode, policy) in [
-        ("in place", OffloadPolicy::host_budget(ByteSize::gib(4))),
+        (
+            "in place",
+            OffloadPolicy::host_budget(ByteSize::gib(4)).with_access(AccessMode::InPlace),
+        ),
+        (
+            "staged ahead, small ring",
+            OffloadPolicy::host_budget(ByteSize::gib(4))
+                .with_access(AccessMode::Staged)
+                .with_staging_budget(ByteSize::b(BYTES * 3)),
+        ),
         // Sixteen weights do not fit, so allocation waits for memory that queued work reads.
         (
             "in place, tight budget",
-            OffloadPolicy::host_budget(ByteSize::b(BYTES * 6)),
+            OffloadPolicy::host_budget(ByteSize::b(BYTES * 6)).with_access(AccessMode::InPlace),
         ),
         (
             "staged",

@@ -4,7 +4,7 @@ use burn::{
     module::Module,
     tensor::{DType, Element, Int, Tensor, TensorData, bf16},
 };
-use burn_offload::{ByteSize, OffloadPolicy, OffloadTarget, Offloaded, place};
+use burn_offload::{AccessMode, ByteSize, OffloadPolicy, OffloadTarget, Offloaded, place};
 use cubecl::cuda::CudaDevice;
 
 use crate::{
@@ -60,8 +60,17 @@ where
     let half = OffloadPolicy::host_budget(ByteSize::b(bytes / 2));
     for (mode, policy, least) in [
         ("resident", OffloadPolicy::nothing(), 0),
-        ("half offloaded, in place", half.clone(), bytes * 45 / 100),
-        ("all offloaded, in place", all.clone(), bytes),
+        (
+            "half offloaded, as is faster",
+            half.clone(),
+            bytes * 45 / 100,
+        ),
+        (
+            "all offloaded, in place",
+            all.clone().with_access(AccessMode::InPlace),
+            bytes,
+        ),
+        ("all offloaded, as is faster", all.clone(), bytes),
         (
             "all offloaded, staged from pinned memory",
             all.clone().with_uva(false),
@@ -142,8 +151,8 @@ where
     let device = CudaDevice::default();
     let dtype: DType = F::dtype();
     let size = 4096;
-    let weight = crate::fill::values(1, [size, size].into());
-    let input = crate::fill::values(2, [1024, size].into());
+    let weight = crate::fill::values(1, [size, size].into(), dtype);
+    let input = crate::fill::values(2, [1024, size].into(), dtype);
     let product = |weight: Tensor<Offloaded<B>, 2>| {
         let x = Tensor::<Offloaded<B>, 2>::from_data(input.clone(), (&device, dtype));
         let straight = x.clone().matmul(weight.clone());
@@ -165,7 +174,10 @@ where
     product(resident.val());
     let expected = product(resident.val());
     for (mode, policy) in [
-        ("in place", OffloadPolicy::host_budget(ByteSize::gib(1))),
+        (
+            "in place",
+            OffloadPolicy::host_budget(ByteSize::gib(1)).with_access(AccessMode::InPlace),
+        ),
         (
             "staged",
             OffloadPolicy::host_budget(ByteSize::gib(1)).with_uva(false),

@@ -14,6 +14,7 @@ mod fill;
 mod lifetime;
 mod logits;
 mod memory;
+mod staging;
 
 use burn_cubecl::CubeBackend;
 use burn_offload::{OffloadError, OffloadPolicy, OffloadTarget, Offloaded};

@@ -57,21 +57,11 @@ impl<B: OffloadTarget> BoolTensorOps<Self> for Offloaded<B> {
             mask: BoolTensor<Self>,
             value: Scalar,
         ) -> BoolTensor<Self>;
-        fn bool_gather(
-            dim: usize,
-            tensor: BoolTensor<Self>,
-            indices: IntTensor<Self>,
-        ) -> BoolTensor<Self>;
         fn bool_scatter_or(
             dim: usize,
             tensor: BoolTensor<Self>,
             indices: IntTensor<Self>,
             value: BoolTensor<Self>,
-        ) -> BoolTensor<Self>;
-        fn bool_select(
-            tensor: BoolTensor<Self>,
-            dim: usize,
-            indices: IntTensor<Self>,
         ) -> BoolTensor<Self>;
         fn bool_select_or(
             tensor: BoolTensor<Self>,
@@ -99,6 +89,19 @@ impl<B: OffloadTarget> BoolTensorOps<Self> for Offloaded<B> {
             dim: usize,
             size: usize,
             step: usize,
+        ) -> BoolTensor<Self>;
+    }
+
+    forward! { reads Rows:
+        fn bool_gather(
+            dim: usize,
+            tensor: BoolTensor<Self>,
+            indices: IntTensor<Self>,
+        ) -> BoolTensor<Self>;
+        fn bool_select(
+            tensor: BoolTensor<Self>,
+            dim: usize,
+            indices: IntTensor<Self>,
         ) -> BoolTensor<Self>;
     }
 }

@@ -11,6 +11,7 @@ use burn_backend::{
 };
 
 use crate::{
+    access::Reuse,
     backend::{Offloaded, OffloadedTensor},
     target::{Kind, OffloadTarget},
 };
@@ -19,8 +20,8 @@ use crate::{
 pub trait Lower {
     /// The wrapped backend's type.
     type Inner;
-    /// Reads the tensors in it.
-    fn lower(self) -> Self::Inner;
+    /// Reads the tensors in it, for an operation that reads their bytes so often.
+    fn lower(self, reuse: Reuse) -> Self::Inner;
 }
 
 /// A result, from what the wrapped backend gave.
@@ -34,8 +35,8 @@ pub trait Lift {
 impl<B: OffloadTarget, K: Kind<B>> Lower for OffloadedTensor<B, K> {
     type Inner = K::Primitive;
     #[inline]
-    fn lower(self) -> Self::Inner {
-        self.read()
+    fn lower(self, reuse: Reuse) -> Self::Inner {
+        self.read_for(reuse)
     }
 }
 
@@ -50,10 +51,10 @@ impl<B: OffloadTarget, K: Kind<B>> Lift for OffloadedTensor<B, K> {
 impl<B: OffloadTarget> Lower for TensorPrimitive<Offloaded<B>> {
     type Inner = TensorPrimitive<B>;
     #[inline]
-    fn lower(self) -> Self::Inner {
+    fn lower(self, reuse: Reuse) -> Self::Inner {
         match self {
-            Self::Float(tensor) => TensorPrimitive::Float(tensor.lower()),
-            Self::QFloat(tensor) => TensorPrimitive::QFloat(tensor.lower()),
+            Self::Float(tensor) => TensorPrimitive::Float(tensor.lower(reuse)),
+            Self::QFloat(tensor) => TensorPrimitive::QFloat(tensor.lower(reuse)),
         }
     }
 }
@@ -72,8 +73,8 @@ impl<B: OffloadTarget> Lift for TensorPrimitive<Offloaded<B>> {
 impl<T: Lower> Lower for Option<T> {
     type Inner = Option<T::Inner>;
     #[inline]
-    fn lower(self) -> Self::Inner {
-        self.map(T::lower)
+    fn lower(self, reuse: Reuse) -> Self::Inner {
+        self.map(|t| t.lower(reuse))
     }
 }
 
@@ -87,8 +88,8 @@ impl<T: Lift> Lift for Option<T> {
 
 impl<T: Lower> Lower for Vec<T> {
     type Inner = Vec<T::Inner>;
-    fn lower(self) -> Self::Inner {
-        self.into_iter().map(T::lower).collect()
+    fn lower(self, reuse: Reuse) -> Self::Inner {
+        self.into_iter().map(|t| t.lower(reuse)).collect()
     }
 }
 
@@ -129,7 +130,7 @@ impl Lift for bool {
 impl<'a, T: ?Sized> Lower for &'a T {
     type Inner = &'a T;
     #[inline(always)]
-    fn lower(self) -> &'a T {
+    fn lower(self, _: Reuse) -> &'a T {
         self
     }
 }
@@ -139,7 +140,7 @@ macro_rules! lower_as_it_is {
         impl Lower for $ty {
             type Inner = $ty;
             #[inline(always)]
-            fn lower(self) -> $ty {
+            fn lower(self, _: Reuse) -> $ty {
                 self
             }
         }

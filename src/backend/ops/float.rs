@@ -75,20 +75,9 @@ impl<B: OffloadTarget> FloatTensorOps<Self> for Offloaded<B> {
         fn float_div_scalar(lhs: FloatTensor<Self>, rhs: Scalar) -> FloatTensor<Self>;
         fn float_remainder(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self>;
         fn float_remainder_scalar(lhs: FloatTensor<Self>, rhs: Scalar) -> FloatTensor<Self>;
-        fn float_matmul(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self>;
-        fn float_cross(
-            lhs: FloatTensor<Self>,
-            rhs: FloatTensor<Self>,
-            dim: usize,
-        ) -> FloatTensor<Self>;
         fn float_neg(tensor: FloatTensor<Self>) -> FloatTensor<Self>;
         fn float_recip(tensor: FloatTensor<Self>) -> FloatTensor<Self>;
         fn float_flip(tensor: FloatTensor<Self>, axes: &[usize]) -> FloatTensor<Self>;
-        fn float_gather(
-            dim: usize,
-            tensor: FloatTensor<Self>,
-            indices: IntTensor<Self>,
-        ) -> FloatTensor<Self>;
         fn float_scatter_add(
             dim: usize,
             tensor: FloatTensor<Self>,
@@ -100,12 +89,6 @@ impl<B: OffloadTarget> FloatTensorOps<Self> for Offloaded<B> {
             indices: IntTensor<Self>,
             values: FloatTensor<Self>,
             reduction: IndexingUpdateOp,
-        ) -> FloatTensor<Self>;
-        fn float_gather_nd(data: FloatTensor<Self>, indices: IntTensor<Self>) -> FloatTensor<Self>;
-        fn float_select(
-            tensor: FloatTensor<Self>,
-            dim: usize,
-            indices: IntTensor<Self>,
         ) -> FloatTensor<Self>;
         fn float_select_add(
             tensor: FloatTensor<Self>,
@@ -301,5 +284,28 @@ impl<B: OffloadTarget> FloatTensorOps<Self> for Offloaded<B> {
         ) -> FloatTensor<Self>;
         fn float_is_nan(tensor: FloatTensor<Self>, out_dtype: BoolDType) -> BoolTensor<Self>;
         fn float_is_inf(tensor: FloatTensor<Self>, out_dtype: BoolDType) -> BoolTensor<Self>;
+    }
+
+    forward! { reads Often:
+        fn float_matmul(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self>;
+        fn float_cross(
+            lhs: FloatTensor<Self>,
+            rhs: FloatTensor<Self>,
+            dim: usize,
+        ) -> FloatTensor<Self>;
+    }
+
+    forward! { reads Rows:
+        fn float_gather(
+            dim: usize,
+            tensor: FloatTensor<Self>,
+            indices: IntTensor<Self>,
+        ) -> FloatTensor<Self>;
+        fn float_gather_nd(data: FloatTensor<Self>, indices: IntTensor<Self>) -> FloatTensor<Self>;
+        fn float_select(
+            tensor: FloatTensor<Self>,
+            dim: usize,
+            indices: IntTensor<Self>,
+        ) -> FloatTensor<Self>;
     }
 }

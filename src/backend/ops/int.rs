@@ -67,11 +67,6 @@ impl<B: OffloadTarget> IntTensorOps<Self> for Offloaded<B> {
             mask: BoolTensor<Self>,
             value: Scalar,
         ) -> IntTensor<Self>;
-        fn int_gather(
-            dim: usize,
-            tensor: IntTensor<Self>,
-            indices: IntTensor<Self>,
-        ) -> IntTensor<Self>;
         fn int_scatter_add(
             dim: usize,
             tensor: IntTensor<Self>,
@@ -83,12 +78,6 @@ impl<B: OffloadTarget> IntTensorOps<Self> for Offloaded<B> {
             indices: IntTensor<Self>,
             values: IntTensor<Self>,
             reduction: IndexingUpdateOp,
-        ) -> IntTensor<Self>;
-        fn int_gather_nd(data: IntTensor<Self>, indices: IntTensor<Self>) -> IntTensor<Self>;
-        fn int_select(
-            tensor: IntTensor<Self>,
-            dim: usize,
-            indices: IntTensor<Self>,
         ) -> IntTensor<Self>;
         fn int_select_add(
             tensor: IntTensor<Self>,
@@ -174,7 +163,6 @@ impl<B: OffloadTarget> IntTensorOps<Self> for Offloaded<B> {
         fn int_div_scalar(lhs: IntTensor<Self>, rhs: Scalar) -> IntTensor<Self>;
         fn int_remainder(lhs: IntTensor<Self>, rhs: IntTensor<Self>) -> IntTensor<Self>;
         fn int_remainder_scalar(lhs: IntTensor<Self>, rhs: Scalar) -> IntTensor<Self>;
-        fn int_matmul(lhs: IntTensor<Self>, rhs: IntTensor<Self>) -> IntTensor<Self>;
         fn int_neg(tensor: IntTensor<Self>) -> IntTensor<Self>;
         fn int_sum(tensor: IntTensor<Self>) -> IntTensor<Self>;
         fn int_sum_dim(tensor: IntTensor<Self>, dim: usize) -> IntTensor<Self>;
@@ -243,6 +231,24 @@ impl<B: OffloadTarget> IntTensorOps<Self> for Offloaded<B> {
             dim: usize,
             size: usize,
             step: usize,
+        ) -> IntTensor<Self>;
+    }
+
+    forward! { reads Often:
+        fn int_matmul(lhs: IntTensor<Self>, rhs: IntTensor<Self>) -> IntTensor<Self>;
+    }
+
+    forward! { reads Rows:
+        fn int_gather(
+            dim: usize,
+            tensor: IntTensor<Self>,
+            indices: IntTensor<Self>,
+        ) -> IntTensor<Self>;
+        fn int_gather_nd(data: IntTensor<Self>, indices: IntTensor<Self>) -> IntTensor<Self>;
+        fn int_select(
+            tensor: IntTensor<Self>,
+            dim: usize,
+            indices: IntTensor<Self>,
         ) -> IntTensor<Self>;
     }
 }

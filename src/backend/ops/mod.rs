@@ -15,17 +15,19 @@ mod transaction;
 
 use convert::{Lift, Lower};
 
-/// An operation that the wrapped backend does.
+/// Operations that the wrapped backend does. They read their operands' bytes about once, if nothing
+/// else is said: `reads Often:` for products, `reads Rows:` for those that pick some.
 macro_rules! forward {
-    ($(fn $name:ident($($arg:ident: $ty:ty),* $(,)?) -> $ret:ty;)*) => {$(
+    (reads $reuse:ident: $(fn $name:ident($($arg:ident: $ty:ty),* $(,)?) -> $ret:ty;)*) => {$(
         #[inline]
         fn $name($($arg: $ty),*) -> $ret {
             let op = Op::enter();
-            let output = B::$name($(Lower::lower($arg)),*);
+            let output = B::$name($(Lower::lower($arg, Reuse::$reuse)),*);
             drop(op);
             Lift::lift(output)
         }
     )*};
+    ($($operations:tt)*) => { forward! { reads Once: $($operations)* } };
 }
 
 /// An operation that moves no bytes. Of an offloaded tensor it is put off until that is read.
@@ -51,6 +53,7 @@ use {forward, views};
 mod prelude {
     pub(super) use super::{Lift, Lower, forward, views};
     pub(super) use crate::{
+        access::Reuse,
         backend::{Offloaded, OffloadedTensor},
         host::Op,
         target::{Kind, OffloadTarget, View},

@@ -64,16 +64,6 @@ impl<B: OffloadTarget> QTensorOps<Self> for Offloaded<B> {
         ) -> QuantizedTensor<Self>;
         fn dequantize(tensor: QuantizedTensor<Self>, dtype: FloatDType) -> FloatTensor<Self>;
         fn q_flip(tensor: QuantizedTensor<Self>, axes: &[usize]) -> QuantizedTensor<Self>;
-        fn q_select(
-            tensor: QuantizedTensor<Self>,
-            dim: usize,
-            indices: IntTensor<Self>,
-        ) -> QuantizedTensor<Self>;
-        fn q_gather(
-            dim: usize,
-            tensor: QuantizedTensor<Self>,
-            indices: IntTensor<Self>,
-        ) -> QuantizedTensor<Self>;
         fn q_repeat_dim(
             tensor: QuantizedTensor<Self>,
             dim: usize,
@@ -94,10 +84,6 @@ impl<B: OffloadTarget> QTensorOps<Self> for Offloaded<B> {
         fn q_mul_scalar(lhs: QuantizedTensor<Self>, rhs: Scalar) -> TensorPrimitive<Self>;
         fn q_div(lhs: QuantizedTensor<Self>, rhs: QuantizedTensor<Self>) -> TensorPrimitive<Self>;
         fn q_div_scalar(lhs: QuantizedTensor<Self>, rhs: Scalar) -> TensorPrimitive<Self>;
-        fn q_matmul(
-            lhs: TensorPrimitive<Self>,
-            rhs: TensorPrimitive<Self>,
-        ) -> TensorPrimitive<Self>;
         fn q_neg(tensor: QuantizedTensor<Self>) -> TensorPrimitive<Self>;
         fn q_recip(tensor: QuantizedTensor<Self>) -> TensorPrimitive<Self>;
         fn q_sum(tensor: QuantizedTensor<Self>) -> TensorPrimitive<Self>;
@@ -189,5 +175,25 @@ impl<B: OffloadTarget> QTensorOps<Self> for Offloaded<B> {
             descending: bool,
             out_dtype: IntDType,
         ) -> IntTensor<Self>;
+    }
+
+    forward! { reads Often:
+        fn q_matmul(
+            lhs: TensorPrimitive<Self>,
+            rhs: TensorPrimitive<Self>,
+        ) -> TensorPrimitive<Self>;
+    }
+
+    forward! { reads Rows:
+        fn q_select(
+            tensor: QuantizedTensor<Self>,
+            dim: usize,
+            indices: IntTensor<Self>,
+        ) -> QuantizedTensor<Self>;
+        fn q_gather(
+            dim: usize,
+            tensor: QuantizedTensor<Self>,
+            indices: IntTensor<Self>,
+        ) -> QuantizedTensor<Self>;
     }
 }

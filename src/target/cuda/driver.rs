@@ -9,7 +9,7 @@ use crate::{
     target::{Access, HostAccess},
 };
 
-use super::{memory::PinnedAllocator, retire::RetireQueue};
+use super::{memory::PinnedAllocator, retire::RetireQueue, ring::Ring};
 
 /// Opens the device's host memory: mapped and read in place if it can be, else pinned, else
 /// pageable.
@@ -26,9 +26,11 @@ pub fn open(device: &CudaDevice, options: HostOptions) -> Result<HostAccess, Off
             ..HostAccess::portable()
         });
     }
-    let queue = RetireQueue::of(device, context);
+    let queue = RetireQueue::of(device, context.clone());
+    let ring = Ring::of(device, context);
+    ring.configure(options.staging);
     Ok(HostAccess {
-        allocator: Arc::new(PinnedAllocator::new(queue, obstacle.is_none())),
+        allocator: Arc::new(PinnedAllocator::new(queue, ring, obstacle.is_none())),
         access: match obstacle {
             None => Access::InPlace,
             Some(_) => Access::Staged,

@@ -1,4 +1,4 @@
-use burn_backend::Shape;
+use burn_backend::{Shape, StreamId};
 use burn_cubecl::{
     BoolElement, CubeBackend, FloatElement, IntElement, fusion::FusionCubeRuntime,
     tensor::CubeTensor,
@@ -11,12 +11,13 @@ use burn_ir::{BackendIr, HandleKind, InitOperationIr, OperationIr};
 use cubecl::cuda::{CudaDevice, CudaRuntime};
 
 use crate::{
+    access::Reading,
     error::OffloadError,
-    host::{HostBuffer, HostOptions},
-    target::{HostAccess, Layout, OffloadTarget},
+    host::{HostBuffer, HostOptions, Stats},
+    target::{Access, HostAccess, Layout, OffloadTarget},
 };
 
-use super::{driver, tensor};
+use super::{driver, retire::FusionQueue, ring::Ring, tensor};
 
 type Runtime = FusionCubeRuntime<CudaRuntime>;
 
@@ -32,9 +33,7 @@ where
 
     fn alias(buffer: &HostBuffer, layout: &Layout, device: &CudaDevice) -> Option<Self::Handle> {
         // Here, not where the device is opened: that may be done through a backend without fusion.
-        driver::queue(device).ok()?.wait_for_fusion_with(|device| {
-            GlobalFusionClient::<Runtime>::load(device).sync(|| ());
-        });
+        driver::queue(device).ok()?.fusion_is_in_use(QUEUE);
         let tensor = tensor::alias(buffer, layout, device)?;
         Some(register::<CubeBackend<CudaRuntime, F, I, BT>>(
             tensor,
@@ -43,8 +42,32 @@ where
         ))
     }
 
+    fn access(buffer: &HostBuffer, reading: Reading) -> Access {
+        tensor::access(buffer, reading)
+    }
+
     fn stage(buffer: &HostBuffer, layout: &Layout, device: &CudaDevice) -> Option<Self::Handle> {
+        if let Some(ring) = Ring::get(device) {
+            ring.fusion_is_in_use(QUEUE);
+        }
         let tensor = tensor::stage(buffer, layout, device)?;
+        Some(register::<CubeBackend<CudaRuntime, F, I, BT>>(
+            tensor,
+            layout.shape.clone(),
+            device,
+        ))
+    }
+
+    fn end_of_step(device: &CudaDevice) -> Result<(), OffloadError> {
+        tensor::end_of_step(device)
+    }
+
+    fn stats(device: &CudaDevice) -> Stats {
+        Ring::get(device).map_or_else(Stats::default, |ring| ring.stats())
+    }
+
+    fn upload(buffer: &HostBuffer, layout: &Layout, device: &CudaDevice) -> Option<Self::Handle> {
+        let tensor = tensor::upload(buffer, layout, device)?;
         Some(register::<CubeBackend<CudaRuntime, F, I, BT>>(
             tensor,
             layout.shape.clone(),
@@ -63,6 +86,21 @@ where
     fn download(tensor: HandleKind<Self>, out: &mut [u8]) -> Result<(), OffloadError> {
         tensor::download(resolve(tensor), out)
     }
+}
+
+const QUEUE: FusionQueue = FusionQueue { wait, drain };
+
+/// Waits until fusion's thread has run what was in its queue. What threads have given it and it has
+/// not begun stays with it.
+fn wait(device: &CudaDevice) {
+    // Only the calling thread's stream is drained, so the call is made as nobody's.
+    const NOBODY: StreamId = StreamId { value: u64::MAX };
+    NOBODY.executes(|| GlobalFusionClient::<Runtime>::load(device).sync(|| ()));
+}
+
+/// Has fusion run what the calling thread has given it.
+fn drain(device: &CudaDevice) {
+    GlobalFusionClient::<Runtime>::load(device).sync(|| ());
 }
 
 /// The tensor in fusion's, once what makes it has run.

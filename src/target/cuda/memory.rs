@@ -8,20 +8,23 @@ use cudarc::driver::{DriverError, sys};
 
 use crate::host::{Charge, HostAllocator, HostError, HostMemory, MemoryKind, announce_operations};
 
-use super::{alias::Anchor, retire::RetireQueue};
+use super::{alias::Anchor, retire::RetireQueue, ring::Ring};
 
 /// Makes page-locked memory of exactly the size asked for, for one device.
 pub struct PinnedAllocator {
     queue: Arc<RetireQueue>,
+    ring: Arc<Ring>,
     mapped: bool,
 }
 
 impl PinnedAllocator {
-    pub(super) fn new(queue: Arc<RetireQueue>, mapped: bool) -> Self {
-        if mapped {
-            announce_operations();
+    pub(super) fn new(queue: Arc<RetireQueue>, ring: Arc<Ring>, mapped: bool) -> Self {
+        announce_operations();
+        Self {
+            queue,
+            ring,
+            mapped,
         }
-        Self { queue, mapped }
     }
 }
 
@@ -56,10 +59,12 @@ impl HostAllocator for PinnedAllocator {
                 "the device maps it at another address than the host".into(),
             ));
         }
+        self.ring.expect(bytes as u64);
         Ok(Box::new(PinnedMemory {
             block: Some(block),
             charge: Some(charge),
             queue: self.queue.clone(),
+            ring: self.ring.clone(),
             mapped: self.mapped,
         }))
     }
@@ -75,10 +80,16 @@ pub struct PinnedMemory {
     block: Option<Block>,
     charge: Option<Charge>,
     queue: Arc<RetireQueue>,
+    ring: Arc<Ring>,
     mapped: bool,
 }
 
 impl PinnedMemory {
+    /// The staging memory of its device.
+    pub(super) fn ring(&self) -> &Ring {
+        &self.ring
+    }
+
     fn block(&self) -> &Block {
         self.block.as_ref().expect("the block is there until drop")
     }

@@ -5,6 +5,7 @@
 //! - `device`: device memory and its address;
 //! - `alias`: the handle through which CubeCL kernels get a host address;
 //! - `retire`: when host memory may be given back;
+//! - `ring`: the staging memory, copies ahead of their use;
 //! - `tensor`, `fusion`: [`OffloadTarget`](super::OffloadTarget) for the two backends.
 
 mod alias;
@@ -14,6 +15,7 @@ mod driver;
 mod fusion;
 mod memory;
 mod retire;
+mod ring;
 mod tensor;
 
 pub use burn_cuda::{Cuda, CudaDevice};

@@ -14,6 +14,7 @@
 
 use std::{
     collections::HashMap,
+    panic::AssertUnwindSafe,
     sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError},
     time::Duration,
 };
@@ -36,11 +37,19 @@ pub struct RetireQueue {
     /// Held while blocks are released, so that `reclaim` waits for a release under way.
     releasing: Mutex<()>,
     server: OnceLock<DeviceHandle<Server>>,
-    /// Waits until fusion's thread has run what was in its queue.
-    barrier: OnceLock<fn(&CudaDevice)>,
+    fusion: OnceLock<FusionQueue>,
     /// What memory is overwritten with before it is given back, from `BURN_OFFLOAD_POISON`: a read
     /// that comes too late then shows.
     poison: Option<u8>,
+}
+
+/// How to deal with fusion's thread on a device where fusion is in use.
+#[derive(Clone, Copy)]
+pub struct FusionQueue {
+    /// Waits until fusion's thread has run what was in its queue.
+    pub wait: fn(&CudaDevice),
+    /// Has it run, besides, what it keeps for the calling thread.
+    pub drain: fn(&CudaDevice),
 }
 
 struct Retired {
@@ -66,7 +75,7 @@ impl RetireQueue {
                 wake: Condvar::new(),
                 releasing: Mutex::default(),
                 server: OnceLock::new(),
-                barrier: OnceLock::new(),
+                fusion: OnceLock::new(),
                 poison: std::env::var("BURN_OFFLOAD_POISON")
                     .ok()
                     .and_then(|byte| byte.parse().ok()),
@@ -91,10 +100,10 @@ impl RetireQueue {
         &self.context
     }
 
-    /// Says that fusion is in use on this device, and how to wait for it.
+    /// Says that fusion is in use on this device.
     #[cfg(feature = "fusion")]
-    pub fn wait_for_fusion_with(&self, barrier: fn(&CudaDevice)) {
-        self.barrier.get_or_init(|| barrier);
+    pub fn fusion_is_in_use(&self, fusion: FusionQueue) {
+        self.fusion.get_or_init(|| fusion);
     }
 
     /// Takes a block whose owner is gone. Never blocks, and may be called on any thread.
@@ -109,7 +118,9 @@ impl RetireQueue {
     /// Blocks until what can be freed is. Must not be called inside an operation.
     pub fn reclaim(&self) {
         // What this thread has given to fusion is run, and with it what drops tensors.
-        self.wait_for_fusion();
+        if let Some(fusion) = self.fusion.get() {
+            (fusion.drain)(&self.device);
+        }
         self.release();
     }
 
@@ -153,8 +164,12 @@ impl RetireQueue {
             return false;
         }
         quiesce();
-        self.wait_for_fusion();
-        if let Err(err) = self.finish_queued_work() {
+        let finished = std::panic::catch_unwind(AssertUnwindSafe(|| {
+            self.wait_for_fusion();
+            self.finish_queued_work()
+        }));
+        let finished = finished.unwrap_or_else(|_| Err("fusion's queue panicked".into()));
+        if let Err(err) = finished {
             // Who knows what still reads it: it is kept, and counts, until the device says more.
             tracing::error!("host memory cannot be given back, the device does not answer: {err}");
             lock(&self.retired).extend(unheld);
@@ -172,8 +187,8 @@ impl RetireQueue {
     }
 
     fn wait_for_fusion(&self) {
-        if let Some(barrier) = self.barrier.get() {
-            barrier(&self.device);
+        if let Some(fusion) = self.fusion.get() {
+            (fusion.wait)(&self.device);
         }
     }
 

@@ -22,12 +22,13 @@ use cubecl_common::{bytes::AllocationController, device_handle::DeviceHandle};
 use cudarc::driver::sys;
 
 use crate::{
+    access::Reading,
     error::OffloadError,
-    host::{HostBuffer, HostOptions},
-    target::{HostAccess, Layout, OffloadTarget},
+    host::{HostBuffer, HostMemory, HostOptions, MemoryKind, Stats},
+    target::{Access, HostAccess, Layout, OffloadTarget},
 };
 
-use super::{Server, device::resource, driver, memory::PinnedMemory};
+use super::{Server, device::resource, driver, memory::PinnedMemory, ring::Ring};
 
 type Tensor = CubeTensor<CudaRuntime>;
 
@@ -53,8 +54,24 @@ where
         alias(buffer, layout, device).map(Into::into)
     }
 
+    fn access(buffer: &HostBuffer, reading: Reading) -> Access {
+        access(buffer, reading)
+    }
+
     fn stage(buffer: &HostBuffer, layout: &Layout, device: &CudaDevice) -> Option<Self::Handle> {
         stage(buffer, layout, device).map(Into::into)
+    }
+
+    fn end_of_step(device: &CudaDevice) -> Result<(), OffloadError> {
+        end_of_step(device)
+    }
+
+    fn stats(device: &CudaDevice) -> Stats {
+        Ring::get(device).map_or_else(Stats::default, |ring| ring.stats())
+    }
+
+    fn upload(buffer: &HostBuffer, layout: &Layout, device: &CudaDevice) -> Option<Self::Handle> {
+        upload(buffer, layout, device).map(Into::into)
     }
 
     fn release_uploads(device: &CudaDevice) {
@@ -105,11 +122,43 @@ fn fits(buffer: &HostBuffer, layout: &Layout) -> bool {
     buffer.as_ref().len() as u64 == layout.bytes()
 }
 
-/// A copy of the buffer in device memory, on the current stream.
+/// How one operation is to read the buffer.
+pub fn access(buffer: &HostBuffer, reading: Reading) -> Access {
+    let Some(memory) = buffer.downcast::<PinnedMemory>() else {
+        return Access::Staged;
+    };
+    if memory.kind() == MemoryKind::Mapped && memory.ring().reads_in_place(buffer, reading) {
+        Access::InPlace
+    } else {
+        Access::Staged
+    }
+}
+
+/// A copy of the buffer in the staging memory. `None` where there is no room, and for pageable memory,
+/// which the copy engine cannot read by itself.
+pub fn stage(buffer: &HostBuffer, layout: &Layout, device: &CudaDevice) -> Option<Tensor> {
+    let memory = buffer.downcast::<PinnedMemory>()?;
+    if memory.device() != device || !fits(buffer, layout) {
+        return None;
+    }
+    let handle = memory.ring().stage(buffer)?;
+    tensor(handle, layout, device)
+}
+
+/// Copies ahead, and says whether staging works.
+pub fn end_of_step(device: &CudaDevice) -> Result<(), OffloadError> {
+    let Some(ring) = Ring::get(device) else {
+        return Ok(());
+    };
+    ring.pump();
+    ring.check()
+}
+
+/// A copy of the buffer in device memory of its own, on the current stream.
 ///
 /// The bytes go to the copy engine straight from the buffer: `ComputeClient::create` would copy them
 /// into pageable memory first.
-pub fn stage(buffer: &HostBuffer, layout: &Layout, device: &CudaDevice) -> Option<Tensor> {
+pub fn upload(buffer: &HostBuffer, layout: &Layout, device: &CudaDevice) -> Option<Tensor> {
     if !fits(buffer, layout) {
         return None;
     }
@@ -149,7 +198,7 @@ pub fn release_uploads(device: &CudaDevice) {
 /// # Safety
 ///
 /// Nobody reads the result once `bytes` is gone.
-unsafe fn borrowed_bytes(bytes: &[u8]) -> Bytes {
+pub unsafe fn borrowed_bytes(bytes: &[u8]) -> Bytes {
     struct Borrowed(*const u8, usize);
     // SAFETY: the memory is only read, and is as good on any thread.
     unsafe impl Send for Borrowed {}
@@ -203,9 +252,7 @@ pub fn download(tensor: Tensor, out: &mut [u8]) -> Result<(), OffloadError> {
         )));
     }
     let context = driver::context(&tensor.device)?;
-    context
-        .bind_to_thread()
-        .map_err(failed)?;
+    context.bind_to_thread().map_err(failed)?;
     // SAFETY: the context is current on this thread. `resource` points to at least `out.len()` bytes
     // that `tensor` keeps alive, written by work that has finished; `out` is exclusively ours.
     let copied = unsafe {
