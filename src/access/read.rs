@@ -18,7 +18,7 @@ pub struct Hosted<B: OffloadTarget, K: Kind<B>> {
     /// The element type as the bytes have it; a quantized tensor's packing may differ on the device.
     stored: DType,
     device: B::Device,
-    /// The tensor over the bytes in place, made at the first use.
+    /// The tensor over the bytes in place, made at the first use, where one serves for all.
     alias: OnceLock<Option<K::Primitive>>,
 }
 
@@ -76,6 +76,9 @@ impl<B: OffloadTarget, K: Kind<B>> Hosted<B, K> {
             let handle = B::alias(&self.buffer, &self.layout, &self.device)?;
             Some(self.tensor(handle))
         };
+        if B::ALIAS_EVERY_USE {
+            return make();
+        }
         self.alias.get_or_init(make).clone()
     }
 

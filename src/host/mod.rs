@@ -17,6 +17,8 @@ pub use buffer::{
 pub use ledger::{Admission, Charge, Entry, Ledger, Record};
 pub use op::Op;
 #[cfg(feature = "cuda")]
-pub(crate) use op::{UnderWay, announce_operations, known_streams, quiesce, watch_streams};
+pub(crate) use op::{
+    UnderWay, announce_operations, known_streams, quiesce, take_ended_streams, watch_streams,
+};
 pub use staging::{StagingOptions, Stats};
 pub use system::{HostOptions, memory_limit};

@@ -5,7 +5,7 @@ use std::{
     pin::pin,
     sync::{
         Arc, LazyLock, Mutex, MutexGuard, PoisonError, RwLock, Weak,
-        atomic::{AtomicBool, AtomicU64, Ordering, fence},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
 
@@ -33,7 +33,8 @@ static THREADS: Mutex<Vec<Weak<Thread>>> = Mutex::new(Vec::new());
 /// Every stream that operations were queued on, and who wants to know of new ones.
 #[derive(Default)]
 struct Streams {
-    known: Vec<StreamId>,
+    /// With the thread that was the first to use it.
+    known: Vec<(StreamId, Weak<Thread>)>,
     watchers: Vec<Box<dyn Fn(StreamId) + Send + Sync>>,
 }
 
@@ -122,7 +123,7 @@ impl Op {
                 local.thread.step();
             }
             if local.stream.get() != Some(stream.value) {
-                know(stream);
+                know(stream, &local.thread);
                 local.stream.set(Some(stream.value));
             }
         });
@@ -131,7 +132,7 @@ impl Op {
             Err(_) => {
                 let thread = Thread::register();
                 thread.step();
-                know(stream);
+                know(stream, &thread);
                 End::Orphan(thread)
             }
         }
@@ -170,18 +171,13 @@ impl Drop for Op {
 }
 
 #[cold]
-fn know(stream: StreamId) {
-    let read = STREAMS.read().unwrap_or_else(PoisonError::into_inner);
-    if read.known.contains(&stream) {
-        return;
-    }
-    drop(read);
+fn know(stream: StreamId, thread: &Arc<Thread>) {
     {
         let mut streams = STREAMS.write().unwrap_or_else(PoisonError::into_inner);
-        if streams.known.contains(&stream) {
+        if streams.known.iter().any(|(known, _)| *known == stream) {
             return;
         }
-        streams.known.push(stream);
+        streams.known.push((stream, Arc::downgrade(thread)));
     }
     // Nothing is queued on the stream before the watchers have done what they have to.
     let streams = STREAMS.read().unwrap_or_else(PoisonError::into_inner);
@@ -194,7 +190,17 @@ fn know(stream: StreamId) {
 #[cfg(any(feature = "cuda", test))]
 pub fn known_streams() -> Vec<StreamId> {
     let streams = STREAMS.read().unwrap_or_else(PoisonError::into_inner);
-    streams.known.clone()
+    streams.known.iter().map(|(stream, _)| *stream).collect()
+}
+
+/// The streams whose threads have ended since this was last asked. What they left queued nobody else
+/// sees to.
+#[cfg(any(feature = "cuda", test))]
+pub fn take_ended_streams() -> Vec<StreamId> {
+    let mut streams = STREAMS.write().unwrap_or_else(PoisonError::into_inner);
+    let ended = |(_, thread): &mut (StreamId, Weak<Thread>)| thread.strong_count() == 0;
+    let ended = streams.known.extract_if(.., ended);
+    ended.map(|(stream, _)| stream).collect()
 }
 
 /// Calls `watcher` for every stream that operations are queued on from now on, before the first is.
@@ -214,7 +220,7 @@ impl UnderWay {
     /// the caller has seen by then, is among them until the kernel is queued.
     pub fn now() -> Self {
         // Pairs with the release of a handle's count, which the caller read relaxed.
-        fence(Ordering::SeqCst);
+        std::sync::atomic::fence(Ordering::SeqCst);
         let me = LOCAL.try_with(|local| Arc::as_ptr(&local.thread)).ok();
         let threads = lock(&THREADS);
         let live = threads.iter().filter_map(Weak::upgrade);
@@ -308,7 +314,8 @@ mod tests {
             StreamId::current()
         });
         let stream = stream.join().unwrap();
-        assert!(known_streams().contains(&stream));
         assert!(heard.try_iter().any(|s| s == stream));
+        assert!(take_ended_streams().contains(&stream));
+        assert!(!known_streams().contains(&stream));
     }
 }

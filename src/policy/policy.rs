@@ -453,22 +453,36 @@ mod tests {
             Just(Order::Spread)
         ];
         let selectors = || prop::collection::vec("\\PC{0,6}", 0..3);
+        let access = prop_oneof![
+            Just(AccessMode::Auto),
+            Just(AccessMode::InPlace),
+            Just(AccessMode::Staged)
+        ];
+        let staging = (access, any::<Option<u64>>(), any::<bool>());
         (
             budget,
             order,
             selectors(),
             selectors(),
+            staging,
             any::<bool>(),
             any::<bool>(),
         )
-            .prop_map(|(budget, order, params, keep, uva, pin)| OffloadPolicy {
-                budget,
-                params,
-                keep,
-                order,
-                uva,
-                pin,
-            })
+            .prop_map(
+                |(budget, order, params, keep, (access, staging, prefetch), uva, pin)| {
+                    OffloadPolicy {
+                        budget,
+                        params,
+                        keep,
+                        order,
+                        access,
+                        staging_budget: staging.map(ByteSize::b),
+                        prefetch,
+                        uva,
+                        pin,
+                    }
+                },
+            )
     }
 
     proptest! {
@@ -477,6 +491,7 @@ mod tests {
             if policy.validate().is_err() {
                 policy.params.clear();
                 policy.keep.clear();
+                policy.access = AccessMode::Auto;
             }
             let toml = toml::to_string(&policy).unwrap();
             prop_assert_eq!(from_toml(&toml), Ok(policy.clone()), "{}", toml);

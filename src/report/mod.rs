@@ -148,7 +148,11 @@ impl fmt::Display for Report {
         )?;
         match self.access {
             None => write!(f, "{}: not configured, nothing is offloaded", self.device),
-            Some(Access::InPlace) => write!(f, "{}: read in place from host memory", self.device),
+            Some(Access::InPlace) => write!(
+                f,
+                "{}: read in place from host memory or copied ahead, whichever is faster",
+                self.device
+            ),
             Some(Access::Staged) => {
                 write!(f, "{}: copied to the device when needed", self.device)?;
                 match &self.fallback {

@@ -132,6 +132,10 @@ pub trait OffloadTarget: BackendIr {
         None
     }
 
+    /// Whether `alias` is to be asked at every use. Where it is not, its first answer serves for the
+    /// buffer's life, on every thread.
+    const ALIAS_EVERY_USE: bool = false;
+
     /// How one operation is to read `buffer`: in place, if `alias` can, or a copy.
     fn access(buffer: &HostBuffer, reading: Reading) -> Access {
         let _ = (buffer, reading);

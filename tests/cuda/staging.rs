@@ -68,7 +68,7 @@ where
 {
     let dtype = F::dtype();
     let bytes = (SIZE * SIZE * dtype.size()) as u64;
-    let rows = [1, 64, 1024];
+    let rows = [1, 1024];
     let run = |weights: &[T<B>]| -> Vec<TensorData> {
         let mut results = Vec::new();
         for rows in rows {
@@ -104,7 +104,7 @@ where
         let weights = weights::<B>(dtype);
         assert!(run(&weights) == expected, "{name}, {mode}");
         std::thread::scope(|scope| {
-            for _ in 0..3 {
+            for _ in 0..2 {
                 scope.spawn(|| assert!(run(&weights) == expected, "{name}, {mode}, in threads"));
             }
         });
@@ -142,12 +142,6 @@ where
 #[ignore = "needs an NVIDIA GPU"]
 fn staging_eager_bf16() {
     check::<Eager<bf16>, bf16>("bf16 without fusion");
-}
-
-#[test]
-#[ignore = "needs an NVIDIA GPU"]
-fn staging_eager_f32() {
-    check::<Eager<f32>, f32>("f32 without fusion");
 }
 
 #[cfg(feature = "fusion")]

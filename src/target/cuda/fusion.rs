@@ -27,6 +27,10 @@ where
     I: IntElement,
     BT: BoolElement,
 {
+    /// A tensor that several threads use is given back by fusion only when it has run what each has
+    /// queued, and a thread that waits, or has ended, keeps it for ever.
+    const ALIAS_EVERY_USE: bool = true;
+
     fn open_host(device: &CudaDevice, options: HostOptions) -> Result<HostAccess, OffloadError> {
         driver::open(device, options)
     }

@@ -23,7 +23,7 @@ use cubecl::{cuda::CudaDevice, device::Device};
 use cubecl_common::device_handle::DeviceHandle;
 use cudarc::driver::{CudaContext, sys};
 
-use crate::host::{Charge, quiesce};
+use crate::host::{Charge, quiesce, take_ended_streams};
 
 use super::{Server, memory::Block};
 
@@ -142,6 +142,7 @@ impl RetireQueue {
                 pause = SOON;
             } else {
                 // All that is left is still held: by a view, or in fusion's queue.
+                self.drain_ended_threads();
                 std::thread::sleep(pause);
                 pause = (pause * 2).min(LATEST);
             }
@@ -184,6 +185,22 @@ impl RetireQueue {
             unsafe { block.free() };
         }
         true
+    }
+
+    /// Has fusion run what threads that have ended left with it. What live threads have queued is left
+    /// alone, so that it is fused as it would be.
+    fn drain_ended_threads(&self) {
+        let Some(fusion) = self.fusion.get() else {
+            return;
+        };
+        for stream in take_ended_streams() {
+            let drained = std::panic::catch_unwind(AssertUnwindSafe(|| {
+                stream.executes(|| (fusion.drain)(&self.device));
+            }));
+            if drained.is_err() {
+                tracing::error!("what a thread that has ended left with fusion could not be run");
+            }
+        }
     }
 
     fn wait_for_fusion(&self) {

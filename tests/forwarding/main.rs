@@ -1,10 +1,14 @@
 //! Nothing is forgotten: every method of Burn's backend traits, those with default bodies too, is
 //! forwarded. Read from the source of the `burn-backend` that cargo resolved.
 
-use std::{collections::BTreeSet, fs, path::Path};
+mod burn_source;
+
+use std::{collections::BTreeSet, path::Path};
+
+use burn_source::{methods, parse};
 
 use proc_macro2::{TokenStream, TokenTree};
-use syn::{ImplItem, Item, TraitItem};
+use syn::{ImplItem, Item};
 
 /// Burn's trait, the file it is in, and ours.
 const TRAITS: [(&str, &str, &str); 8] = [
@@ -17,11 +21,6 @@ const TRAITS: [(&str, &str, &str); 8] = [
     ("ModuleOps", "ops/modules/base.rs", "ops/module.rs"),
     ("TransactionOps", "ops/transaction.rs", "ops/transaction.rs"),
 ];
-
-fn parse(path: &Path) -> syn::File {
-    let text = fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-    syn::parse_file(&text).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
-}
 
 /// The names after `fn`, in the tokens of a macro call.
 fn functions(tokens: TokenStream, names: &mut BTreeSet<String>) {
@@ -36,22 +35,6 @@ fn functions(tokens: TokenStream, names: &mut BTreeSet<String>) {
             _ => after_fn = false,
         }
     }
-}
-
-fn declared(file: &syn::File, name: &str) -> BTreeSet<String> {
-    let found = file.items.iter().find_map(|item| match item {
-        Item::Trait(item) if item.ident == name => Some(item),
-        _ => None,
-    });
-    let methods = found.unwrap_or_else(|| panic!("Burn has no trait {name}"));
-    methods
-        .items
-        .iter()
-        .filter_map(|item| match item {
-            TraitItem::Fn(method) => Some(method.sig.ident.to_string()),
-            _ => None,
-        })
-        .collect()
 }
 
 fn implemented(file: &syn::File, name: &str) -> BTreeSet<String> {
@@ -79,26 +62,12 @@ fn implemented(file: &syn::File, name: &str) -> BTreeSet<String> {
 
 #[test]
 fn every_method_of_every_backend_trait_is_forwarded() {
-    let metadata = cargo_metadata::MetadataCommand::new()
-        .manifest_path(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"))
-        .exec()
-        .expect("cargo knows this crate");
-    let package = metadata
-        .packages
-        .iter()
-        .find(|p| p.name.as_str() == "burn-backend")
-        .expect("burn-backend is a dependency");
-    let burn = package
-        .manifest_path
-        .parent()
-        .expect("a manifest is in a folder");
-    let burn = burn.as_std_path().join("src/backend");
     let ours = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/backend");
 
     let mut missing = Vec::new();
     let mut total = 0;
     for (name, theirs, here) in TRAITS {
-        let declared = declared(&parse(&burn.join(theirs)), name);
+        let declared = methods(name, Path::new(theirs));
         let implemented = implemented(&parse(&ours.join(here)), name);
         assert!(!declared.is_empty(), "{name} has methods");
         total += declared.len();
