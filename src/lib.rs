@@ -12,7 +12,7 @@ pub mod target;
 
 pub use backend::{Offloaded, OffloadedTensor};
 pub use error::OffloadError;
-pub use module::{PlaceError, place};
+pub use module::{PlaceError, load, place};
 pub use policy::{
     ByteSize, Decision, OffloadPolicy, Order, ParamInfo, Placement, PolicyError, Reason, Used,
 };

@@ -1,5 +1,6 @@
 //! `Offloaded<B>`: Burn's backend, over another one.
 
+pub(crate) mod convert;
 mod ops;
 mod scope;
 mod slot;
@@ -25,7 +26,7 @@ use crate::{
 pub use tensor::OffloadedTensor;
 
 pub(crate) use scope::{Directive, with_directive};
-pub(crate) use slot::Placed;
+pub(crate) use slot::{Order, Placed};
 pub(crate) use state::DeviceState;
 
 /// The backend `B`, with part of its parameters in host memory.

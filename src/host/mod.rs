@@ -5,11 +5,15 @@
 //! Every byte is charged to the device's [`Ledger`] until it is really given back.
 
 mod buffer;
+mod file;
 mod ledger;
 mod op;
 mod system;
 
 pub use buffer::{HostAllocator, HostBuffer, HostError, HostMemory, MemoryKind, PageableAllocator};
+#[cfg(feature = "cuda")]
+pub(crate) use file::FileMemory;
+pub use file::{FileError, FileSlice, OpenFile};
 pub use ledger::{Admission, Charge, Entry, Ledger, Record};
 pub use op::Op;
 #[cfg(feature = "cuda")]
