@@ -48,7 +48,10 @@ fn bytes(values: &[f32]) -> Vec<u8> {
 fn write(path: &Path, tensors: &[(&str, &[usize], &[f32])]) {
     let data: Vec<Vec<u8>> = tensors.iter().map(|(_, _, values)| bytes(values)).collect();
     let views = tensors.iter().zip(&data).map(|((name, shape, _), data)| {
-        (*name, TensorView::new(Dtype::F32, shape.to_vec(), data).unwrap())
+        (
+            *name,
+            TensorView::new(Dtype::F32, shape.to_vec(), data).unwrap(),
+        )
     });
     safetensors::serialize_to_file(views, None, path).unwrap();
 }
@@ -105,17 +108,26 @@ fn offloaded_weights_are_read_from_the_file_and_resident_ones_are_the_same() {
         let loader = Loader::new(&checkpoint).with_progress(|p| {
             seen.push((p.name.to_string(), p.memory, p.bytes, p.all_bytes));
         });
-        let (loaded, report) = loader.load(net::<B>(layout.clone()), "net", &all()).unwrap();
+        let (loaded, report) = loader
+            .load(net::<B>(layout.clone()), "net", &all())
+            .unwrap();
         check_values(&loaded);
         assert_eq!(report.offloaded_bytes(), 60);
-        let names: Vec<_> = report.parameters.iter().map(|r| r.name.as_deref()).collect();
+        let names: Vec<_> = report
+            .parameters
+            .iter()
+            .map(|r| r.name.as_deref())
+            .collect();
         let expected = ["net.fc.weight", "net.fc.bias", "net.norm.gamma"];
         assert_eq!(names, expected.map(Some));
         for record in &report.parameters {
             assert_eq!(record.memory, Some(MemoryKind::File), "{record:?}");
         }
         assert_eq!(seen.len(), 3);
-        assert_eq!(seen[2], ("net.norm.gamma".into(), Some(MemoryKind::File), 60, 60));
+        assert_eq!(
+            seen[2],
+            ("net.norm.gamma".into(), Some(MemoryKind::File), 60, 60)
+        );
 
         let nothing = OffloadPolicy::nothing();
         let (loaded, report) = Loader::new(&checkpoint)
@@ -140,7 +152,7 @@ fn under_autodiff_gradients_reach_loaded_weights() {
         .load(net::<Autodiff<B>>(LinearLayout::Row), "", &all())
         .unwrap();
     check_values(&net);
-    let input = Tensor::from_floats([[1., 0., 2.]], &Default::default());
+    let input = Tensor::<_, 2>::from_floats([[1., 0., 2.]], &Default::default());
     let grads = net.fc.forward(input).sum().backward();
     let grad = net.fc.weight.val().grad(&grads).unwrap().into_data();
     assert_eq!(
@@ -153,7 +165,9 @@ fn under_autodiff_gradients_reach_loaded_weights() {
 fn other_types_are_converted_into_host_memory() {
     let (_folder, checkpoint) = good();
     let loader = Loader::new(&checkpoint).with_dtype(DType::F16);
-    let (net, report) = loader.load(net::<B>(LinearLayout::Row), "", &all()).unwrap();
+    let (net, report) = loader
+        .load(net::<B>(LinearLayout::Row), "", &all())
+        .unwrap();
     assert_eq!(net.fc.weight.val().dtype(), DType::F16);
     assert_eq!(report.offloaded_bytes(), 30);
     assert_eq!(report.parameters[0].memory, Some(MemoryKind::Pageable));
@@ -196,15 +210,24 @@ fn names_are_mapped_by_prefix_and_rules() {
     };
     let net = || net::<B>(LinearLayout::Row);
     let found = loader().load(net(), "", &all()).unwrap_err();
-    assert!(matches!(&found, LoadError::Missing { name, .. } if name == "norm.gamma"), "{found}");
+    assert!(
+        matches!(&found, LoadError::Missing { name, .. } if name == "norm.gamma"),
+        "{found}"
+    );
     let (loaded, _) = loader()
         .with_rename("^ln", "norm")
         .load(net(), "", &all())
         .unwrap();
     check_values(&loaded);
-    let found = loader().with_rename(".*", "one").load(net(), "", &all()).unwrap_err();
+    let found = loader()
+        .with_rename(".*", "one")
+        .load(net(), "", &all())
+        .unwrap_err();
     assert!(matches!(found, LoadError::Renamed { .. }), "{found}");
-    let found = loader().with_rename("(", "").load(net(), "", &all()).unwrap_err();
+    let found = loader()
+        .with_rename("(", "")
+        .load(net(), "", &all())
+        .unwrap_err();
     assert!(matches!(found, LoadError::Pattern { .. }), "{found}");
 }
 
@@ -238,9 +261,15 @@ fn tensors_that_do_not_fit_are_named() {
         Loader::new(&checkpoint).load(net, "", &all()).unwrap_err()
     };
     let found = load(&TENSORS[..2]);
-    assert!(matches!(&found, LoadError::Missing { name, .. } if name == "norm.gamma"), "{found}");
+    assert!(
+        matches!(&found, LoadError::Missing { name, .. } if name == "norm.gamma"),
+        "{found}"
+    );
     let found = load(&[TENSORS[0], TENSORS[1], TENSORS[2], ("x", &[1], &[1.])]);
-    assert!(matches!(&found, LoadError::Unwanted { names, .. } if names == &["x"]), "{found}");
+    assert!(
+        matches!(&found, LoadError::Unwanted { names, .. } if names == &["x"]),
+        "{found}"
+    );
     let found = load(&[TENSORS[0], ("fc.bias", &[1, 3], &[0.; 3]), TENSORS[2]]);
     assert!(
         matches!(&found, LoadError::Shape { name, found, wanted, .. }
@@ -254,14 +283,20 @@ fn tensors_that_do_not_fit_are_named() {
     let found = Loader::new(&checkpoint)
         .load(net::<B>(LinearLayout::Row), "", &all())
         .unwrap_err();
-    assert!(matches!(&found, LoadError::Dtype { name, .. } if name == "fc.weight"), "{found}");
+    assert!(
+        matches!(&found, LoadError::Dtype { name, .. } if name == "fc.weight"),
+        "{found}"
+    );
 
     let (_folder, checkpoint) = good();
     let policy = all().with_params(["nothing.of.that.name"]);
     let found = Loader::new(&checkpoint)
         .load(net::<B>(LinearLayout::Row), "", &policy)
         .unwrap_err();
-    assert!(matches!(found, LoadError::Offload(OffloadError::Policy(_))), "{found}");
+    assert!(
+        matches!(found, LoadError::Offload(OffloadError::Policy(_))),
+        "{found}"
+    );
 }
 
 #[test]
@@ -275,7 +310,10 @@ fn a_damaged_header_is_a_named_error() {
     };
     assert!(matches!(open_bytes(b""), LoadError::Empty { .. }));
     assert_eq!(header(b"1234567"), HeaderError::NoLength { len: 7 });
-    assert!(matches!(header(&[255; 8]), HeaderError::TooLong { len: u64::MAX, .. }));
+    assert!(matches!(
+        header(&[255; 8]),
+        HeaderError::TooLong { len: u64::MAX, .. }
+    ));
     let long = 1000u64.to_le_bytes();
     assert_eq!(header(&long), HeaderError::Truncated { len: 1000, left: 0 });
     for text in ["", "[]", "{", "7", "\u{0}", r#"{"a":7}"#] {
@@ -287,7 +325,10 @@ fn a_damaged_header_is_a_named_error() {
         assert!(matches!(found, HeaderError::OutOfRange { .. }), "{found}");
     }
     let found = header(&raw(&one(0, 4), 4));
-    assert!(matches!(found, HeaderError::Size { found: 4, .. }), "{found}");
+    assert!(
+        matches!(found, HeaderError::Size { found: 4, .. }),
+        "{found}"
+    );
     for (from, data) in [(0, 9), (4, 12)] {
         let found = header(&raw(&one(from, from + 8), data));
         assert!(matches!(found, HeaderError::Hole { .. }), "{found}");
@@ -313,10 +354,16 @@ fn paths_that_are_no_checkpoint_are_named_errors() {
     let found = Checkpoint::open(at).unwrap_err();
     assert!(matches!(found, LoadError::NoWeights { .. }), "{found}");
     let found = Checkpoint::open(at.join("none.safetensors")).unwrap_err();
-    assert!(matches!(found, LoadError::File(FileError::Io { .. })), "{found}");
+    assert!(
+        matches!(found, LoadError::File(FileError::Io { .. })),
+        "{found}"
+    );
     fs::create_dir(at.join("model.safetensors")).unwrap();
     let found = Checkpoint::open(at).unwrap_err();
-    assert!(matches!(found, LoadError::File(FileError::NotAFile { .. })), "{found}");
+    assert!(
+        matches!(found, LoadError::File(FileError::NotAFile { .. })),
+        "{found}"
+    );
 }
 
 #[cfg(unix)]
@@ -373,7 +420,14 @@ fn shards_are_one_checkpoint_and_an_index_that_is_wrong_is_a_named_error() {
     check_values(&net);
 
     let twice = r#"{"weight_map":{"fc.weight":"a.safetensors","fc.weight":"b.safetensors"}}"#;
-    for text in ["", "{", "[]", r#"{"weight_map":7}"#, r#"{"weight_map":{}}"#, twice] {
+    for text in [
+        "",
+        "{",
+        "[]",
+        r#"{"weight_map":7}"#,
+        r#"{"weight_map":{}}"#,
+        twice,
+    ] {
         let found = index(text).unwrap_err();
         assert!(
             matches!(found, LoadError::Index { .. } | LoadError::Empty { .. }),
@@ -382,7 +436,10 @@ fn shards_are_one_checkpoint_and_an_index_that_is_wrong_is_a_named_error() {
     }
     for file in ["../a.safetensors", "/etc/passwd", "", "."] {
         let found = index(&map(json!({"fc.weight": file}))).unwrap_err();
-        assert!(matches!(found, LoadError::IndexPath { .. }), "{file}: {found}");
+        assert!(
+            matches!(found, LoadError::IndexPath { .. }),
+            "{file}: {found}"
+        );
     }
     let found = index(&map(json!({"fc.weight": "c.safetensors"}))).unwrap_err();
     assert!(matches!(found, LoadError::NoShard { .. }), "{found}");

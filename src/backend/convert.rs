@@ -115,8 +115,14 @@ mod tests {
         let (back, _) = back.as_chunks::<8>();
         assert_eq!(f64::from_ne_bytes(back[1]), -2.5);
 
-        let bytes: Vec<u8> = [-3i64, 70_000].iter().flat_map(|x| x.to_le_bytes()).collect();
+        let bytes: Vec<u8> = [-3i64, 70_000]
+            .iter()
+            .flat_map(|x| x.to_le_bytes())
+            .collect();
         let out = to_vec(&bytes, DType::I64, DType::I32);
-        assert_eq!(out, [(-3i32).to_ne_bytes(), 70_000i32.to_ne_bytes()].concat());
+        assert_eq!(
+            out,
+            [(-3i32).to_ne_bytes(), 70_000i32.to_ne_bytes()].concat()
+        );
     }
 }

@@ -32,11 +32,7 @@ pub trait Placed: Send + Sync {
     /// # Errors
     ///
     /// [`OffloadError`], and the parameter stays where it is.
-    fn move_to(
-        &self,
-        decision: Decision,
-        policy: &OffloadPolicy,
-    ) -> Result<bool, OffloadError>;
+    fn move_to(&self, decision: Decision, policy: &OffloadPolicy) -> Result<bool, OffloadError>;
     /// The state of the parameter's device, if that was configured.
     fn state(&self) -> Option<Arc<DeviceState>>;
 }
@@ -188,11 +184,19 @@ impl<B: OffloadTarget, K: Kind<B>> Slot<B, K> {
                 bytes,
                 source,
             };
-            let mut memory = allocator.allocate(bytes as usize, charge).map_err(refused)?;
+            let mut memory = allocator
+                .allocate(bytes as usize, charge)
+                .map_err(refused)?;
             convert::fill(slice.bytes(), stored, memory.bytes_mut(), layout.dtype);
             HostBuffer::new(memory)
         };
-        let record = record_of(&layout, bytes, Some(name.into()), decision, Some(buffer.kind()));
+        let record = record_of(
+            &layout,
+            bytes,
+            Some(name.into()),
+            decision,
+            Some(buffer.kind()),
+        );
         let hosted = Hosted::new(buffer, layout.clone(), layout.dtype, device.clone());
         Ok(Self {
             layout,
@@ -385,11 +389,7 @@ impl<B: OffloadTarget, K: Kind<B>> Placed for Slot<B, K> {
         }
     }
 
-    fn move_to(
-        &self,
-        decision: Decision,
-        policy: &OffloadPolicy,
-    ) -> Result<bool, OffloadError> {
+    fn move_to(&self, decision: Decision, policy: &OffloadPolicy) -> Result<bool, OffloadError> {
         let Some(state) = DeviceState::get(&self.device) else {
             return Ok(false);
         };
@@ -462,12 +462,7 @@ pub struct Order<'a> {
 }
 
 /// A decision that was planned, unless others have taken from the budget since.
-fn within_budget(
-    planned: &Decision,
-    policy: &OffloadPolicy,
-    bytes: u64,
-    used: Used,
-) -> Decision {
+fn within_budget(planned: &Decision, policy: &OffloadPolicy, bytes: u64, used: Used) -> Decision {
     match policy.budget {
         Budget::Host(cap)
             if planned.placement == Placement::Offloaded

@@ -112,9 +112,7 @@ impl HostBuffer {
             MemoryKind::Pinned
             | MemoryKind::Mapped
             | MemoryKind::PinnedFile
-            | MemoryKind::MappedFile => {
-                burn_backend::AllocationProperty::Pinned
-            }
+            | MemoryKind::MappedFile => burn_backend::AllocationProperty::Pinned,
         };
         burn_backend::Bytes::from_shared(bytes::Bytes::from_owner(self.clone()), property)
     }

@@ -248,7 +248,10 @@ mod tests {
     fn only_files_are_opened() {
         let folder = tempfile::tempdir().unwrap();
         let found = OpenFile::open(folder.path());
-        assert!(matches!(found, Err(FileError::NotAFile { .. })), "{found:?}");
+        assert!(
+            matches!(found, Err(FileError::NotAFile { .. })),
+            "{found:?}"
+        );
         let found = OpenFile::open(&folder.path().join("none"));
         assert!(matches!(found, Err(FileError::Io { .. })), "{found:?}");
     }

@@ -375,7 +375,12 @@ impl<B: OffloadBackend> ModuleMapper<B> for Placer<B> {
     ) -> Param<Tensor<B, D, BoolKind>> {
         self.initialise(&param);
         let (id, tensor, mapper) = param.consume();
-        let placed = self.find(id, tensor.into_primitive(), B::bool_inner, B::bool_from_inner);
+        let placed = self.find(
+            id,
+            tensor.into_primitive(),
+            B::bool_inner,
+            B::bool_from_inner,
+        );
         Param::from_mapped_value(id, Tensor::from_primitive(placed), mapper)
     }
 }

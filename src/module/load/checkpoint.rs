@@ -104,7 +104,10 @@ impl Checkpoint {
                 })
             };
         }
-        if path.extension().is_some_and(|it| it.eq_ignore_ascii_case("json")) {
+        if path
+            .extension()
+            .is_some_and(|it| it.eq_ignore_ascii_case("json"))
+        {
             Self::open_index(path)
         } else {
             Self::open_single(path)
@@ -118,12 +121,14 @@ impl Checkpoint {
 
     /// The tensors, by name.
     pub fn tensors(&self) -> impl Iterator<Item = TensorInfo> {
-        self.tensors.values().map(|Stored { tensor, .. }| TensorInfo {
-            name: tensor.name.clone(),
-            shape: tensor.shape.clone(),
-            dtype: format!("{:?}", tensor.dtype),
-            bytes: tensor.bytes.end - tensor.bytes.start,
-        })
+        self.tensors
+            .values()
+            .map(|Stored { tensor, .. }| TensorInfo {
+                name: tensor.name.clone(),
+                shape: tensor.shape.clone(),
+                dtype: format!("{:?}", tensor.dtype),
+                bytes: tensor.bytes.end - tensor.bytes.start,
+            })
     }
 
     pub(super) fn stored(&self) -> impl Iterator<Item = &Stored> {
@@ -142,7 +147,9 @@ impl Checkpoint {
         let weight_map = read_index(path)?;
         let mut shards: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
         for (name, file) in &weight_map {
-            let is_name = Path::new(file).file_name().is_some_and(|name| name == file.as_str());
+            let is_name = Path::new(file)
+                .file_name()
+                .is_some_and(|name| name == file.as_str());
             if !is_name {
                 return Err(LoadError::IndexPath {
                     path: path.to_owned(),
@@ -161,8 +168,9 @@ impl Checkpoint {
                     shard,
                 });
             }
-            let mut found: HashMap<String, Stored> =
-                read_file(&shard)?.map(|s| (s.tensor.name.clone(), s)).collect();
+            let mut found: HashMap<String, Stored> = read_file(&shard)?
+                .map(|s| (s.tensor.name.clone(), s))
+                .collect();
             for name in names {
                 let Some(stored) = found.remove(name) else {
                     return Err(LoadError::NotInShard {

@@ -180,7 +180,10 @@ mod tests {
         let found = read(GOOD.as_bytes(), 14).unwrap();
         let start = LENGTH + GOOD.len() as u64;
         assert_eq!(found[0].bytes, start..start + 8);
-        assert_eq!((found[1].name.as_str(), &found[1].shape[..]), ("b", &[1, 3][..]));
+        assert_eq!(
+            (found[1].name.as_str(), &found[1].shape[..]),
+            ("b", &[1, 3][..])
+        );
     }
 
     proptest! {

@@ -222,9 +222,11 @@ impl<'a> Loader<'a> {
             let Some(name) = self.under_prefix(original) else {
                 continue;
             };
-            let name = rules.iter().fold(name.to_string(), |name, (pattern, with)| {
-                pattern.replace_all(&name, *with).into_owned()
-            });
+            let name = rules
+                .iter()
+                .fold(name.to_string(), |name, (pattern, with)| {
+                    pattern.replace_all(&name, *with).into_owned()
+                });
             if let Some(first) = tensors.insert(name.clone(), stored.clone()) {
                 return Err(LoadError::Renamed {
                     first: first.tensor.name,
@@ -447,9 +449,15 @@ impl<B: OffloadBackend> ModuleVisitor<B> for Survey<'_, B> {
     }
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
         let wanted = self.loader.dtype;
-        self.see(param.id, param.lazy_shape(), param.lazy_device(), |stored| {
-            wanted.unwrap_or(stored)
-        });
+        self.see(
+            param.id,
+            param.lazy_shape(),
+            param.lazy_device(),
+            |stored| {
+                let is_float = convert::is_possible(stored, DType::F32);
+                wanted.unwrap_or(if is_float { stored } else { DType::F32 })
+            },
+        );
     }
     fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<B, D, IntKind>>) {
         self.see(param.id, param.lazy_shape(), param.lazy_device(), |_| {
@@ -639,16 +647,19 @@ impl<B: OffloadBackend> Fill<'_, B> {
                 });
             }
             let (tensor, slot) = self.make(&wanted, decision)?;
-            let tensor = Tensor::from_primitive(TensorPrimitive::Float(B::float_from_inner(tensor)));
+            let tensor =
+                Tensor::from_primitive(TensorPrimitive::Float(B::float_from_inner(tensor)));
             let tensor = tensor.set_require_grad(probe.is_require_grad());
-            self.seen.insert(id, (slot.clone(), Box::new(tensor.clone())));
+            self.seen
+                .insert(id, (slot.clone(), Box::new(tensor.clone())));
             self.done(&wanted, slot, false);
             Param::from_mapped_value(id, tensor, mapper)
         } else {
             let (tensor, slot) = self.make(&wanted, decision)?;
             let tensor: Tensor<B, D> =
                 Tensor::from_primitive(TensorPrimitive::Float(B::float_from_inner(tensor)));
-            self.seen.insert(id, (slot.clone(), Box::new(tensor.clone())));
+            self.seen
+                .insert(id, (slot.clone(), Box::new(tensor.clone())));
             self.done(&wanted, slot, false);
             param.transform_for_load(tensor, id)
         };
@@ -675,7 +686,8 @@ macro_rules! map {
             match self.make(&wanted, decision) {
                 Ok((tensor, slot)) => {
                     let tensor = Tensor::<B, D, $kind>::from_primitive(B::$inner(tensor));
-                    self.seen.insert(id, (slot.clone(), Box::new(tensor.clone())));
+                    self.seen
+                        .insert(id, (slot.clone(), Box::new(tensor.clone())));
                     self.done(&wanted, slot, false);
                     param.transform_for_load(tensor, id)
                 }

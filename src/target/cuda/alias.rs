@@ -40,7 +40,9 @@ impl Anchor {
                 address: resource.resource().ptr,
             }),
             Err(err) => {
-                tracing::warn!("host memory is copied, not read in place, there is no anchor: {err}");
+                tracing::warn!(
+                    "host memory is copied, not read in place, there is no anchor: {err}"
+                );
                 None
             }
         }

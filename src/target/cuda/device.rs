@@ -12,7 +12,8 @@ use crate::error::OffloadError;
 use super::Server;
 
 /// Device memory with its address, kept alive.
-pub type Resource = ManagedResource<<<Server as ComputeServer>::Storage as ComputeStorage>::Resource>;
+pub type Resource =
+    ManagedResource<<<Server as ComputeServer>::Storage as ComputeStorage>::Resource>;
 
 /// The device memory of a handle. The current stream waits for the one on which it was filled.
 ///

@@ -89,7 +89,10 @@ impl HostAllocator for PinnedAllocator {
             }
             Ok(block) => block.unregister(),
             Err((slice, err)) => {
-                tracing::debug!(bytes = len, "the driver does not register a part of a file: {err}");
+                tracing::debug!(
+                    bytes = len,
+                    "the driver does not register a part of a file: {err}"
+                );
                 slice
             }
         };
@@ -115,7 +118,10 @@ impl HostAllocator for PinnedAllocator {
                 HostBuffer::new(Box::new(FileMemory::new(slice, charge)))
             }
             Err(err) => {
-                tracing::debug!(bytes = len, "no page-locked memory for a copy, staged: {err}");
+                tracing::debug!(
+                    bytes = len,
+                    "no page-locked memory for a copy, staged: {err}"
+                );
                 HostBuffer::new(Box::new(FileMemory::new(slice, charge)))
             }
         }

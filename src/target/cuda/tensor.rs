@@ -203,9 +203,7 @@ pub fn download(tensor: Tensor, out: &mut [u8]) -> Result<(), OffloadError> {
         )));
     }
     let context = driver::context(&tensor.device)?;
-    context
-        .bind_to_thread()
-        .map_err(failed)?;
+    context.bind_to_thread().map_err(failed)?;
     // SAFETY: the context is current on this thread. `resource` points to at least `out.len()` bytes
     // that `tensor` keeps alive, written by work that has finished; `out` is exclusively ours.
     let copied = unsafe {
