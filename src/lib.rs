@@ -10,7 +10,7 @@ pub mod policy;
 pub mod report;
 pub mod target;
 
-pub use backend::{Offloaded, OffloadedTensor};
+pub use backend::{Offloaded, OffloadedTensor, parameter_scope};
 pub use error::OffloadError;
 pub use module::{PlaceError, load, place};
 pub use policy::{
