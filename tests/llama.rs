@@ -211,6 +211,18 @@ fn errors_name_what_is_wrong() {
 }
 
 #[test]
+fn a_generation_config_adds_tokens_that_end_a_text() {
+    let folder = with_config(|config| config["eos_token_id"] = 2.into());
+    let path = folder.path().join("generation_config.json");
+    fs::write(&path, r#"{"eos_token_id": [2, 9], "temperature": 0.6}"#).unwrap();
+    let opened = Checkpoint::open(folder.path()).unwrap();
+    assert_eq!(opened.config().eos_token_ids, [2, 9]);
+    fs::write(&path, r#"{"eos_token_id": "two"}"#).unwrap();
+    let error = Checkpoint::open(folder.path()).unwrap_err().to_string();
+    assert!(error.contains("generation_config.json"), "{error}");
+}
+
+#[test]
 fn tied_models_may_bring_the_copy() {
     let folder = with_config(|config| config["tie_word_embeddings"] = true.into());
     assert!(load(folder.path(), None).unwrap().lm_head.is_none());

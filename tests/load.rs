@@ -108,9 +108,7 @@ fn offloaded_weights_are_read_from_the_file_and_resident_ones_are_the_same() {
         let loader = Loader::new(&checkpoint).with_progress(|p| {
             seen.push((p.name.to_string(), p.memory, p.bytes, p.all_bytes));
         });
-        let (loaded, report) = loader
-            .load(net::<B>(layout.clone()), "net", &all())
-            .unwrap();
+        let (loaded, report) = loader.load(net::<B>(layout), "net", &all()).unwrap();
         check_values(&loaded);
         assert_eq!(report.offloaded_bytes(), 60);
         let names: Vec<_> = report
@@ -131,7 +129,7 @@ fn offloaded_weights_are_read_from_the_file_and_resident_ones_are_the_same() {
 
         let nothing = OffloadPolicy::nothing();
         let (loaded, report) = Loader::new(&checkpoint)
-            .load(net::<B>(layout.clone()), "", &nothing)
+            .load(net::<B>(layout), "", &nothing)
             .unwrap();
         check_values(&loaded);
         assert_eq!(report.offloaded_bytes(), 0);
@@ -302,7 +300,7 @@ fn tensors_that_do_not_fit_are_named() {
 #[test]
 fn a_damaged_header_is_a_named_error() {
     let header = |bytes: &[u8]| match open_bytes(bytes) {
-        LoadError::Header { source, .. } => source,
+        LoadError::Header { source, .. } => *source,
         other => panic!("{other}"),
     };
     let one = |from: u64, to: u64| {
@@ -373,7 +371,7 @@ fn a_file_without_permission_is_a_named_error() {
 
     let (folder, _) = good();
     let path = folder.path().join("model.safetensors");
-    fs::set_permissions(&path, fs::Permissions::from_mode(0)).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o000)).unwrap();
     match Checkpoint::open(&path) {
         Err(LoadError::File(FileError::Io { source, .. })) => {
             assert_eq!(source.kind(), std::io::ErrorKind::PermissionDenied);

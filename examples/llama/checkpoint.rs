@@ -24,6 +24,7 @@ use super::{
 };
 
 pub const CONFIG: &str = "config.json";
+pub const GENERATION: &str = "generation_config.json";
 pub const WEIGHTS: &str = "model.safetensors";
 pub const TOKENIZER: &str = "tokenizer.json";
 
@@ -60,8 +61,17 @@ impl Checkpoint {
             path: path.clone(),
             source,
         })?;
-        let config = LlamaConfig::from_json(&text)
+        let mut config = LlamaConfig::from_json(&text)
             .map_err(|source| CheckpointError::Config { path, source })?;
+        // Chat models have more tokens that end a text there.
+        let path = folder.join(GENERATION);
+        match fs::read_to_string(&path) {
+            Ok(text) => config
+                .add_generation(&text)
+                .map_err(|source| CheckpointError::Config { path, source })?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(source) => return Err(CheckpointError::Read { path, source }),
+        }
         let weights = load::Checkpoint::open(folder)?;
         Ok(Self { config, weights })
     }

@@ -110,6 +110,26 @@ impl LlamaConfig {
             .collect()
     }
 
+    /// Adds what the text of a `generation_config.json` says.
+    pub fn add_generation(&mut self, text: &str) -> Result<(), ConfigError> {
+        #[derive(Deserialize)]
+        struct Generation {
+            eos_token_id: Option<Ids>,
+        }
+        let generation: Generation = serde_json::from_str(text)?;
+        let ids = match generation.eos_token_id {
+            None => Vec::new(),
+            Some(Ids::One(id)) => vec![id],
+            Some(Ids::Many(ids)) => ids,
+        };
+        for id in ids {
+            if !self.eos_token_ids.contains(&id) {
+                self.eos_token_ids.push(id);
+            }
+        }
+        Ok(())
+    }
+
     /// Reads the text of a `config.json`.
     pub fn from_json(text: &str) -> Result<Self, ConfigError> {
         // First of all the type: another model's file lacks fields for a reason worth naming.

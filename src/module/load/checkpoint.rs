@@ -199,7 +199,7 @@ impl Checkpoint {
 fn read_file(path: &Path) -> Result<impl Iterator<Item = Stored>, LoadError> {
     let broken = |source: HeaderError| LoadError::Header {
         path: path.to_owned(),
-        source,
+        source: Box::new(source),
     };
     let file = OpenFile::open(path)?;
     if file.is_empty() {

@@ -116,7 +116,7 @@ pub enum LoadError {
         /// The file.
         path: PathBuf,
         /// What is wrong.
-        source: HeaderError,
+        source: Box<HeaderError>,
     },
 
     /// An index is not as Hugging Face has it.

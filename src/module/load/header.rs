@@ -99,7 +99,7 @@ pub fn tensors(header: &[u8], len: u64) -> Result<Vec<Tensor>, HeaderError> {
             bytes: start + from..start + to,
         });
     }
-    tensors.sort_by(|a, b| (a.bytes.start, a.bytes.end).cmp(&(b.bytes.start, b.bytes.end)));
+    tensors.sort_by_key(|tensor| (tensor.bytes.start, tensor.bytes.end));
     let mut end = start;
     let mut last = "";
     for tensor in &tensors {

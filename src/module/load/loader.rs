@@ -517,6 +517,8 @@ fn open_device<B: OffloadBackend>(
     Ok(DeviceState::get(device).expect("the device was configured just now"))
 }
 
+type Slot = Arc<dyn Placed>;
+
 /// A parameter that was loaded.
 struct Loaded {
     name: String,
@@ -531,7 +533,7 @@ struct Fill<'a, B: Backend> {
     policy: &'a OffloadPolicy,
     loaded: Vec<Loaded>,
     /// Parameters by id, for those that are tied.
-    seen: HashMap<ParamId, (Arc<dyn Placed>, Box<dyn Any>)>,
+    seen: HashMap<ParamId, (Slot, Box<dyn Any>)>,
     progress: Option<Callback<'a>>,
     bytes: u64,
     all_bytes: u64,
@@ -553,7 +555,7 @@ impl<B: OffloadBackend> Fill<'_, B> {
         &mut self,
         wanted: &Wanted<B::Device>,
         decision: Decision,
-    ) -> Result<(OffloadedTensor<B::Target, K>, Arc<dyn Placed>), LoadError> {
+    ) -> Result<(OffloadedTensor<B::Target, K>, Slot), LoadError> {
         let Source::File(stored) = &wanted.source else {
             unreachable!("a tied parameter is not made")
         };
