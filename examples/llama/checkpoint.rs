@@ -172,10 +172,13 @@ pub fn save<B: Backend>(
     fs::rename(&part, &path).map_err(|source| CheckpointError::Write { path, source })
 }
 
+/// A name, a shape and the bytes in the file.
+type Encoded = (String, Vec<usize>, Vec<u8>);
+
 /// Reads parameters back as they are to be in the file, up to the first error.
 struct Collect {
     walk: Walk,
-    tensors: Result<Vec<(String, Vec<usize>, Vec<u8>)>, CheckpointError>,
+    tensors: Result<Vec<Encoded>, CheckpointError>,
 }
 
 impl<B: Backend> ModuleVisitor<B> for Collect {
