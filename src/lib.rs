@@ -10,10 +10,10 @@ pub mod policy;
 pub mod report;
 pub mod target;
 
-pub use backend::{Offloaded, OffloadedTensor};
+pub use backend::{Offloaded, OffloadedTensor, parameter_scope};
 pub use error::OffloadError;
 pub use host::Stats;
-pub use module::{PlaceError, place};
+pub use module::{PlaceError, load, place};
 pub use policy::{
     AccessMode, ByteSize, Decision, OffloadPolicy, Order, ParamInfo, Placement, PolicyError,
     Reason, Used,

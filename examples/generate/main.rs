@@ -4,8 +4,8 @@
 //!     cargo run --release --example generate -- --prompt "And God said" --host-budget 2MiB
 //!     cargo run --release --features cuda --example generate -- --model ~/models/TinyLlama-1.1B
 //!
-//! The model is any of Hugging Face's type `llama`, in one `model.safetensors`; by default a small one that
-//! has read the King James Bible.
+//! The model is a folder of Hugging Face's: Llama 2 and 3, Mistral, Qwen 2 or Qwen 3, in safetensors; by
+//! default a small Llama that has read the King James Bible.
 
 #[path = "../llama/mod.rs"]
 mod llama;
@@ -17,8 +17,9 @@ use std::{
 };
 
 use burn::tensor::DType;
-use burn_offload::{ByteSize, OffloadError, OffloadPolicy, OffloadTarget, Offloaded, place};
+use burn_offload::{ByteSize, OffloadError, OffloadPolicy, OffloadTarget, Offloaded};
 use clap::Parser;
+use indicatif::{ProgressBar, ProgressStyle};
 
 use llama::{
     Target,
@@ -164,12 +165,24 @@ fn run<T: OffloadTarget>(args: &Args) -> Result<(), GenerateError> {
         eprintln!("note: this model reads at most {most} tokens, so {room} are generated");
     }
 
-    // This is all that offloading takes. The parameters are read from the file one by one, each straight
-    // into its place.
+    // This is all that offloading takes. Each parameter goes straight into its place; one in host memory
+    // whose type is the file's stays in the file, and is read from there.
     let device = Default::default();
     Offloaded::<T>::configure(&device, policy.clone())?;
-    let model = checkpoint.load::<Offloaded<T>>(args.dtype.map(DType::from), &device)?;
-    let (model, _) = place(model, "", &policy).map_err(OffloadError::from)?;
+    let bar = ProgressBar::new(0).with_style(
+        ProgressStyle::with_template("loading {wide_bar} {bytes}/{total_bytes}")
+            .unwrap_or_else(|_| ProgressStyle::default_bar()),
+    );
+    let (model, _) = checkpoint.load::<Offloaded<T>>(
+        args.dtype.map(DType::from),
+        &device,
+        &policy,
+        |progress| {
+            bar.set_length(progress.all_bytes);
+            bar.set_position(progress.bytes);
+        },
+    )?;
+    bar.finish_and_clear();
 
     let mut sampler = Sampler::new(Sampling {
         temperature: args.temperature,

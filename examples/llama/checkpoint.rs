@@ -1,19 +1,21 @@
-//! Folders in the layout of Hugging Face: `config.json` and `model.safetensors`.
+//! Folders in the layout of Hugging Face: `config.json`, and weights in one safetensors file or several.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
-    fmt, fs, io,
-    ops::Range,
+    collections::HashMap,
+    fs, io,
     path::{Path, PathBuf},
-    sync::Arc,
 };
 
 use burn::{
-    module::{Module, ModuleMapper, ModuleVisitor, Param},
+    module::{Module, ModuleVisitor, Param},
     tensor::{DType, Tensor, backend::Backend},
 };
-use memmap2::Mmap;
-use safetensors::{Dtype, SafeTensorError, SafeTensors, tensor::TensorView};
+use burn_offload::{
+    OffloadPolicy, Report,
+    load::{self, LoadError, Loader, Progress},
+    module::OffloadBackend,
+};
+use safetensors::{Dtype, SafeTensorError, tensor::TensorView};
 
 use super::{
     config::{ConfigError, LlamaConfig},
@@ -22,6 +24,7 @@ use super::{
 };
 
 pub const CONFIG: &str = "config.json";
+pub const GENERATION: &str = "generation_config.json";
 pub const WEIGHTS: &str = "model.safetensors";
 pub const TOKENIZER: &str = "tokenizer.json";
 
@@ -38,63 +41,17 @@ pub enum CheckpointError {
         path: PathBuf,
         source: SafeTensorError,
     },
-    #[error(
-        "{} is split into several files, and only a single {WEIGHTS} is supported",
-        folder.display()
-    )]
-    Split { folder: PathBuf },
-    #[error("{} has no tensor `{name}`, {shape} in this model", path.display())]
-    Missing {
-        path: PathBuf,
-        name: String,
-        shape: Sizes,
-    },
-    #[error(
-        "{} has {} that this model has no place for: {}",
-        path.display(),
-        if names.len() == 1 { "a tensor".into() } else { format!("{} tensors", names.len()) },
-        in_short(names)
-    )]
-    Unwanted { path: PathBuf, names: Vec<String> },
-    #[error(
-        "`{name}` is {found} ({found_bytes} bytes) in {}, and {wanted} ({wanted_bytes} bytes) in this \
-         model",
-        path.display()
-    )]
-    Shape {
-        path: PathBuf,
-        name: String,
-        found: Sizes,
-        found_bytes: usize,
-        wanted: Sizes,
-        wanted_bytes: usize,
-    },
-    #[error("`{name}` is of type {dtype} in {}; F32, F16 and BF16 are supported", path.display())]
-    Dtype {
-        path: PathBuf,
-        name: String,
-        dtype: String,
-    },
+    #[error(transparent)]
+    Load(#[from] LoadError),
     #[error("cannot read parameter `{name}` back from the device: {why}")]
     Device { name: String, why: String },
-}
-
-/// The sizes of a tensor's axes, as in the file.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Sizes(Vec<usize>);
-
-impl fmt::Display for Sizes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let sizes: Vec<String> = self.0.iter().map(usize::to_string).collect();
-        write!(f, "{}", sizes.join("x"))
-    }
 }
 
 /// A checkpoint, open for reading.
 #[derive(Debug)]
 pub struct Checkpoint {
     config: LlamaConfig,
-    weights: Arc<Weights>,
+    weights: load::Checkpoint,
 }
 
 impl Checkpoint {
@@ -104,15 +61,18 @@ impl Checkpoint {
             path: path.clone(),
             source,
         })?;
-        let config = LlamaConfig::from_json(&text)
+        let mut config = LlamaConfig::from_json(&text)
             .map_err(|source| CheckpointError::Config { path, source })?;
-
-        let path = folder.join(WEIGHTS);
-        if !path.exists() && folder.join("model.safetensors.index.json").exists() {
-            let folder = folder.to_owned();
-            return Err(CheckpointError::Split { folder });
+        // Chat models have more tokens that end a text there.
+        let path = folder.join(GENERATION);
+        match fs::read_to_string(&path) {
+            Ok(text) => config
+                .add_generation(&text)
+                .map_err(|source| CheckpointError::Config { path, source })?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(source) => return Err(CheckpointError::Read { path, source }),
         }
-        let weights = Arc::new(Weights::open(path)?);
+        let weights = load::Checkpoint::open(folder)?;
         Ok(Self { config, weights })
     }
 
@@ -120,151 +80,25 @@ impl Checkpoint {
         &self.config
     }
 
-    /// The model, in `dtype` or as the file has it. No weight is read yet: each of its parameters reads
-    /// its own when it is first used, or placed. All there is to find wrong is found here.
-    pub fn load<B: Backend>(
+    /// The model, in `dtype` or as the file has it, each weight placed by `policy`.
+    pub fn load<B: OffloadBackend>(
         &self,
         dtype: Option<DType>,
         device: &B::Device,
-    ) -> Result<Llama<B>, CheckpointError> {
-        let model = Llama::new(&self.config, device);
-
-        let mut check = Check {
-            weights: &self.weights,
-            walk: Walk::default(),
-            wanted: BTreeSet::new(),
-            error: None,
-        };
-        model.visit(&mut check);
-        if let Some(error) = check.error {
-            return Err(error);
+        policy: &OffloadPolicy,
+        progress: impl FnMut(&Progress<'_>),
+    ) -> Result<(Llama<B>, Report), CheckpointError> {
+        // What says only what the rest of the checkpoint says: some exporters write it.
+        let mut loader = Loader::new(&self.weights)
+            .with_ignored(r"\.rotary_emb\.inv_freq$")
+            .with_progress(progress);
+        if self.config.tie_word_embeddings {
+            loader = loader.with_ignored(r"^lm_head\.weight$");
         }
-        let unwanted = |name: &&String| !check.wanted.contains(*name) && !self.is_redundant(name);
-        let names: Vec<String> = self
-            .weights
-            .entries
-            .keys()
-            .filter(unwanted)
-            .cloned()
-            .collect();
-        if !names.is_empty() {
-            let path = self.weights.path.clone();
-            return Err(CheckpointError::Unwanted { path, names });
+        if let Some(dtype) = dtype {
+            loader = loader.with_dtype(dtype);
         }
-
-        Ok(model.map(&mut Fill {
-            weights: &self.weights,
-            walk: Walk::default(),
-            dtype,
-        }))
-    }
-
-    /// Whether a tensor says only what the rest of the checkpoint says: some exporters write them.
-    fn is_redundant(&self, name: &str) -> bool {
-        name.ends_with(".rotary_emb.inv_freq")
-            || (self.config.tie_word_embeddings && name == "lm_head.weight")
-    }
-}
-
-/// A mapped safetensors file.
-struct Weights {
-    path: PathBuf,
-    map: Mmap,
-    entries: BTreeMap<String, Entry>,
-}
-
-impl fmt::Debug for Weights {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Weights")
-            .field("path", &self.path)
-            .finish_non_exhaustive()
-    }
-}
-
-/// One tensor of it.
-#[derive(Debug, Clone)]
-struct Entry {
-    dtype: Dtype,
-    shape: Sizes,
-    bytes: Range<usize>,
-}
-
-impl Weights {
-    fn open(path: PathBuf) -> Result<Self, CheckpointError> {
-        let read = |source| CheckpointError::Read {
-            path: path.clone(),
-            source,
-        };
-        let file = fs::File::open(&path).map_err(read)?;
-        // SAFETY: the map is only read, and only as bytes. That no one shortens or rewrites the file while
-        // it is in use cannot be enforced; it is asked of whoever keeps checkpoints.
-        let map = unsafe { Mmap::map(&file) }.map_err(read)?;
-        let (header, metadata) =
-            SafeTensors::read_metadata(&map).map_err(|source| CheckpointError::Weights {
-                path: path.clone(),
-                source,
-            })?;
-        // Eight bytes for the header's length, the header, and then the tensors.
-        let start = size_of::<u64>() + header;
-        let entries = metadata.tensors().into_iter().map(|(name, info)| {
-            let (from, to) = info.data_offsets;
-            let entry = Entry {
-                dtype: info.dtype,
-                shape: Sizes(info.shape.clone()),
-                bytes: start + from..start + to,
-            };
-            (name, entry)
-        });
-        Ok(Self {
-            entries: entries.collect(),
-            map,
-            path,
-        })
-    }
-
-    /// The entry of a parameter, if it is what the model needs.
-    fn entry(&self, name: &str, wanted: Sizes) -> Result<&Entry, CheckpointError> {
-        let path = || self.path.clone();
-        let name = name.to_owned();
-        let Some(entry) = self.entries.get(&name) else {
-            return Err(CheckpointError::Missing {
-                path: path(),
-                name,
-                shape: wanted,
-            });
-        };
-        if float(entry.dtype).is_none() {
-            return Err(CheckpointError::Dtype {
-                path: path(),
-                name,
-                dtype: format!("{:?}", entry.dtype),
-            });
-        }
-        if entry.shape != wanted {
-            let element = entry.dtype.bitsize() / 8;
-            return Err(CheckpointError::Shape {
-                path: path(),
-                name,
-                found: entry.shape.clone(),
-                found_bytes: entry.bytes.len(),
-                wanted_bytes: wanted
-                    .0
-                    .iter()
-                    .fold(element, |bytes, size| bytes.saturating_mul(*size)),
-                wanted,
-            });
-        }
-        Ok(entry)
-    }
-}
-
-/// The type of numbers, if it is one that weights may have.
-fn float(dtype: Dtype) -> Option<DType> {
-    match dtype {
-        Dtype::F32 => Some(DType::F32),
-        Dtype::F16 => Some(DType::F16),
-        Dtype::BF16 => Some(DType::BF16),
-        _ => None,
+        Ok(loader.load(Llama::new(&self.config, device), "", policy)?)
     }
 }
 
@@ -292,87 +126,6 @@ impl Walk {
         self.0
             .last()
             .is_some_and(|(_, container)| container == "Struct:Linear")
-    }
-
-    /// The shape of a parameter in the file, or from the file in the model.
-    fn turned(&self, shape: &[usize]) -> Sizes {
-        let mut sizes = shape.to_vec();
-        if self.is_transposed() {
-            sizes.reverse();
-        }
-        Sizes(sizes)
-    }
-}
-
-/// Compares a model's parameters with a file's tensors, up to the first error.
-struct Check<'a> {
-    weights: &'a Weights,
-    walk: Walk,
-    wanted: BTreeSet<String>,
-    error: Option<CheckpointError>,
-}
-
-impl<B: Backend> ModuleVisitor<B> for Check<'_> {
-    fn enter_module(&mut self, name: &str, container: &str) {
-        self.walk.enter(name, container);
-    }
-
-    fn exit_module(&mut self, _name: &str, _container: &str) {
-        self.walk.exit();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-        let name = self.walk.name();
-        let wanted = self.walk.turned(&param.lazy_shape());
-        if let Err(error) = self.weights.entry(&name, wanted) {
-            self.error.get_or_insert(error);
-        }
-        self.wanted.insert(name);
-    }
-}
-
-/// Replaces parameters by ones that read their values from a checked file.
-struct Fill<'a> {
-    weights: &'a Arc<Weights>,
-    walk: Walk,
-    dtype: Option<DType>,
-}
-
-impl<B: Backend> ModuleMapper<B> for Fill<'_> {
-    fn enter_module(&mut self, name: &str, container: &str) {
-        self.walk.enter(name, container);
-    }
-
-    fn exit_module(&mut self, _name: &str, _container: &str) {
-        self.walk.exit();
-    }
-
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
-        let entry = self.weights.entries.get(&self.walk.name());
-        let Some((entry, stored)) = entry.and_then(|entry| Some((entry, float(entry.dtype)?)))
-        else {
-            return param;
-        };
-        let weights = self.weights.clone();
-        let bytes = entry.bytes.clone();
-        let dtype = self.dtype.unwrap_or(stored);
-        let transposed = self.walk.is_transposed();
-        let shape = param.lazy_shape();
-        let target = shape.clone();
-        Param::uninitialized(
-            param.id,
-            move |device, require_grad| {
-                let bytes = &weights.map[bytes.clone()];
-                let data = elements::decode(bytes, stored, dtype, target.clone(), transposed);
-                // Burn's mark of a parameter's allocation.
-                B::memory_persistent_allocations(device, data, |data| {
-                    Tensor::from_data(data, (device, dtype)).set_require_grad(require_grad)
-                })
-            },
-            param.lazy_device(),
-            true,
-            shape,
-        )
     }
 }
 
@@ -411,9 +164,7 @@ pub fn save<B: Backend>(
     };
     let views = tensors
         .iter()
-        .map(|(name, shape, bytes)| {
-            Ok((name, TensorView::new(Dtype::BF16, shape.0.clone(), bytes)?))
-        })
+        .map(|(name, shape, bytes)| Ok((name, TensorView::new(Dtype::BF16, shape.clone(), bytes)?)))
         .collect::<Result<Vec<_>, _>>()
         .map_err(weights)?;
     let note = HashMap::from([("format".to_owned(), "pt".to_owned())]);
@@ -421,10 +172,13 @@ pub fn save<B: Backend>(
     fs::rename(&part, &path).map_err(|source| CheckpointError::Write { path, source })
 }
 
+/// A name, a shape and the bytes in the file.
+type Encoded = (String, Vec<usize>, Vec<u8>);
+
 /// Reads parameters back as they are to be in the file, up to the first error.
 struct Collect {
     walk: Walk,
-    tensors: Result<Vec<(String, Sizes, Vec<u8>)>, CheckpointError>,
+    tensors: Result<Vec<Encoded>, CheckpointError>,
 }
 
 impl<B: Backend> ModuleVisitor<B> for Collect {
@@ -445,7 +199,7 @@ impl<B: Backend> ModuleVisitor<B> for Collect {
         if self.walk.is_transposed() {
             value = value.transpose();
         }
-        let shape = Sizes(value.shape().to_vec());
+        let shape = value.shape().to_vec();
         match value.try_into_data() {
             Ok(data) => tensors.push((name, shape, elements::encode(data))),
             Err(error) => {
@@ -456,13 +210,4 @@ impl<B: Backend> ModuleVisitor<B> for Collect {
             }
         }
     }
-}
-
-fn in_short(names: &[String]) -> String {
-    const SHOWN: usize = 3;
-    let mut text = names[..names.len().min(SHOWN)].join(", ");
-    if names.len() > SHOWN {
-        text.push_str(", ...");
-    }
-    text
 }

@@ -32,8 +32,8 @@ pub struct Decoder<B: Backend> {
     pub embed_tokens: Embedding<B>,
     pub layers: Vec<Layer<B>>,
     pub norm: RmsNorm<B>,
-    rope_theta: f64,
-    head_dim: usize,
+    /// Of rotary embedding, in radians a position.
+    frequencies: Vec<f64>,
 }
 
 #[derive(Module, Debug)]
@@ -51,6 +51,10 @@ pub struct Attention<B: Backend> {
     pub k_proj: Linear<B>,
     pub v_proj: Linear<B>,
     pub o_proj: Linear<B>,
+    /// Of each head of the queries; None in most families.
+    pub q_norm: Option<RmsNorm<B>>,
+    /// Of each head of the keys.
+    pub k_norm: Option<RmsNorm<B>>,
     heads: usize,
     kv_heads: usize,
     head_dim: usize,
@@ -79,6 +83,7 @@ impl<B: Backend> Llama<B> {
                 projection(
                     config.hidden_size,
                     config.vocab_size,
+                    false,
                     INITIAL_DEVIATION,
                     device,
                 )
@@ -144,9 +149,8 @@ impl<B: Backend> Decoder<B> {
             layers: (0..config.num_hidden_layers)
                 .map(|_| Layer::new(config, device))
                 .collect(),
-            norm: RmsNorm::new(config, device),
-            rope_theta: config.rope_theta,
-            head_dim: config.head_dim,
+            norm: RmsNorm::new(config.hidden_size, config.rms_norm_eps, device),
+            frequencies: config.frequencies(),
         }
     }
 
@@ -177,8 +181,7 @@ impl<B: Backend> Decoder<B> {
         Frame::new(
             start,
             length,
-            self.head_dim,
-            self.rope_theta,
+            &self.frequencies,
             weight.dtype(),
             &weight.device(),
         )
@@ -188,9 +191,9 @@ impl<B: Backend> Decoder<B> {
 impl<B: Backend> Layer<B> {
     fn new(config: &LlamaConfig, device: &B::Device) -> Self {
         Self {
-            input_layernorm: RmsNorm::new(config, device),
+            input_layernorm: RmsNorm::new(config.hidden_size, config.rms_norm_eps, device),
             self_attn: Attention::new(config, device),
-            post_attention_layernorm: RmsNorm::new(config, device),
+            post_attention_layernorm: RmsNorm::new(config.hidden_size, config.rms_norm_eps, device),
             mlp: Mlp::new(config, device),
         }
     }
@@ -213,11 +216,21 @@ impl<B: Backend> Attention<B> {
         let hidden = config.hidden_size;
         let queries = config.num_attention_heads * config.head_dim;
         let keys = config.num_key_value_heads * config.head_dim;
+        let bias = config.attention_bias;
+        let head_norm = || RmsNorm::new(config.head_dim, config.rms_norm_eps, device);
         Self {
-            q_proj: projection(hidden, queries, INITIAL_DEVIATION, device),
-            k_proj: projection(hidden, keys, INITIAL_DEVIATION, device),
-            v_proj: projection(hidden, keys, INITIAL_DEVIATION, device),
-            o_proj: projection(queries, hidden, residual_deviation(config), device),
+            q_proj: projection(hidden, queries, bias, INITIAL_DEVIATION, device),
+            k_proj: projection(hidden, keys, bias, INITIAL_DEVIATION, device),
+            v_proj: projection(hidden, keys, bias, INITIAL_DEVIATION, device),
+            o_proj: projection(
+                queries,
+                hidden,
+                config.output_bias,
+                residual_deviation(config),
+                device,
+            ),
+            q_norm: config.qk_norm.then(head_norm),
+            k_norm: config.qk_norm.then(head_norm),
             heads: config.num_attention_heads,
             kv_heads: config.num_key_value_heads,
             head_dim: config.head_dim,
@@ -237,8 +250,14 @@ impl<B: Backend> Attention<B> {
                 .reshape([batch, length, heads, self.head_dim])
                 .swap_dims(1, 2)
         };
-        let query = frame.rotate(split(self.q_proj.forward(hidden.clone()), self.heads));
-        let key = frame.rotate(split(self.k_proj.forward(hidden.clone()), self.kv_heads));
+        let norm = |norm: &Option<RmsNorm<B>>, heads| match norm {
+            Some(norm) => norm.forward(heads),
+            None => heads,
+        };
+        let query = split(self.q_proj.forward(hidden.clone()), self.heads);
+        let query = frame.rotate(norm(&self.q_norm, query));
+        let key = split(self.k_proj.forward(hidden.clone()), self.kv_heads);
+        let key = frame.rotate(norm(&self.k_norm, key));
         let value = split(self.v_proj.forward(hidden), self.kv_heads);
         let (key, value) = match cache {
             Some(cache) => cache.append(frame.start, key, value),
@@ -270,10 +289,11 @@ impl<B: Backend> Attention<B> {
 impl<B: Backend> Mlp<B> {
     fn new(config: &LlamaConfig, device: &B::Device) -> Self {
         let (hidden, inner) = (config.hidden_size, config.intermediate_size);
+        let bias = config.mlp_bias;
         Self {
-            gate_proj: projection(hidden, inner, INITIAL_DEVIATION, device),
-            up_proj: projection(hidden, inner, INITIAL_DEVIATION, device),
-            down_proj: projection(inner, hidden, residual_deviation(config), device),
+            gate_proj: projection(hidden, inner, bias, INITIAL_DEVIATION, device),
+            up_proj: projection(hidden, inner, bias, INITIAL_DEVIATION, device),
+            down_proj: projection(inner, hidden, bias, residual_deviation(config), device),
         }
     }
 
@@ -284,18 +304,23 @@ impl<B: Backend> Mlp<B> {
 }
 
 impl<B: Backend> RmsNorm<B> {
-    fn new(config: &LlamaConfig, device: &B::Device) -> Self {
+    fn new(size: usize, epsilon: f64, device: &B::Device) -> Self {
         Self {
-            weight: Initializer::Ones.init([config.hidden_size], device),
-            epsilon: config.rms_norm_eps,
+            weight: Initializer::Ones.init([size], device),
+            epsilon,
         }
     }
 
-    fn forward(&self, hidden: Tensor<B, 3>) -> Tensor<B, 3> {
+    /// Normalises along the last axis.
+    fn forward<const D: usize>(&self, hidden: Tensor<B, D>) -> Tensor<B, D> {
         let dtype = hidden.dtype();
         let hidden = in_dtype(hidden, DType::F32);
         let square = hidden.clone() * hidden.clone();
-        let scale = square.mean_dim(2).add_scalar(self.epsilon).sqrt().recip();
+        let scale = square
+            .mean_dim(D - 1)
+            .add_scalar(self.epsilon)
+            .sqrt()
+            .recip();
         in_dtype(hidden * scale, dtype) * self.weight.val().unsqueeze()
     }
 }
@@ -314,19 +339,17 @@ impl<B: Backend> Frame<B> {
     fn new(
         start: usize,
         length: usize,
-        head_dim: usize,
-        theta: f64,
+        frequencies: &[f64],
         dtype: DType,
         device: &B::Device,
     ) -> Self {
-        let half = head_dim / 2;
+        let half = frequencies.len();
+        let head_dim = 2 * half;
         let mut cos = Vec::with_capacity(length * head_dim);
         let mut sin = Vec::with_capacity(length * head_dim);
         for position in start..start + length {
-            let angle =
-                |pair: usize| position as f64 * theta.powf(-((2 * pair) as f64) / head_dim as f64);
             for at in 0..head_dim {
-                let angle = angle(at % half);
+                let angle = position as f64 * frequencies[at % half];
                 cos.push(angle.cos() as f32);
                 sin.push(if at < half { -angle.sin() } else { angle.sin() } as f32);
             }
@@ -454,11 +477,12 @@ fn normal(std: f64) -> Initializer {
 fn projection<B: Backend>(
     input: usize,
     output: usize,
+    bias: bool,
     deviation: f64,
     device: &B::Device,
 ) -> Linear<B> {
     LinearConfig::new(input, output)
-        .with_bias(false)
+        .with_bias(bias)
         .with_initializer(normal(deviation))
         .init(device)
 }

@@ -162,7 +162,7 @@ mod tests {
                     prop_assert!(*offset >= end && offset % ALIGNMENT == 0);
                     end = offset + len;
                 }
-                prop_assert!(end <= capacity);
+                prop_assert!(end <= room.capacity());
                 prop_assert!(stuck.iter().all(|t| room.taken.values().any(|(_, u)| u == t)));
             }
         }

@@ -1,5 +1,6 @@
 //! `Offloaded<B>`: Burn's backend, over another one.
 
+pub(crate) mod convert;
 mod ops;
 mod scope;
 mod slot;
@@ -25,7 +26,7 @@ use crate::{
 pub use tensor::OffloadedTensor;
 
 pub(crate) use scope::{Directive, with_directive};
-pub(crate) use slot::Placed;
+pub(crate) use slot::{Order, Placed};
 pub(crate) use state::DeviceState;
 
 /// The backend `B`, with part of its parameters in host memory.
@@ -121,6 +122,28 @@ pub(crate) fn execution_error(err: OffloadError) -> ExecutionError {
     ExecutionError::WithContext {
         reason: err.to_string(),
     }
+}
+
+/// Runs `task` in a parameter scope: tensors made in it on configured devices, by this thread, that are
+/// still alive when it ends are parameters, and go where their device's policy says. For code that makes
+/// parameters without Burn's initialisers, as stores and recorders do when they load a module. Scopes
+/// nest. After a panic nothing is placed.
+///
+/// ```
+/// use burn::tensor::Tensor;
+/// use burn_flex::Flex;
+/// use burn_offload::{OffloadPolicy, Offloaded, parameter_scope};
+///
+/// type B = Offloaded<Flex>;
+/// let device = Default::default();
+/// B::configure(&device, OffloadPolicy::host_budget(bytesize::ByteSize::mib(1)))?;
+/// let weight = parameter_scope(|| Tensor::<B, 1>::from_floats([1.0, 2.0], &device));
+/// assert_eq!(B::report(&device).offloaded_bytes(), 8);
+/// # drop(weight);
+/// # Ok::<(), burn_offload::OffloadError>(())
+/// ```
+pub fn parameter_scope<T>(task: impl FnOnce() -> T) -> T {
+    scope::run(task).0
 }
 
 impl<B> Clone for Offloaded<B> {

@@ -6,17 +6,17 @@ use std::{
     sync::{Arc, Mutex, OnceLock, PoisonError, RwLock},
 };
 
-use burn_backend::{DType, TensorData, TensorMetadata};
+use burn_backend::{Bytes, DType, TensorData, TensorMetadata};
 
 use crate::{
     access::Hosted,
     error::OffloadError,
-    host::{Admission, Charge, Entry, HostBuffer, MemoryKind, Op, Record},
+    host::{Admission, Charge, Entry, FileSlice, HostBuffer, MemoryKind, Op, Record},
     policy::{Budget, Decision, OffloadPolicy, Placement, Reason, Used},
     target::{Kind, Layout, OffloadTarget},
 };
 
-use super::{scope, state::DeviceState};
+use super::{convert, scope, state::DeviceState};
 
 /// A parameter on a device, whatever its kind and backend.
 pub trait Placed: Send + Sync {
@@ -122,6 +122,82 @@ impl<B: OffloadTarget, K: Kind<B>> Slot<B, K> {
         };
         let record = record_of(&layout, bytes, name, decision, Some(buffer.kind()));
         let hosted = Hosted::new(buffer, layout.clone(), data.dtype, device.clone());
+        Ok(Self {
+            layout,
+            device: device.clone(),
+            place: RwLock::new(Place::Offloaded(Arc::new(hosted))),
+            moving: Mutex::new(()),
+            entry: OnceLock::from(state.ledger.open(record)),
+        })
+    }
+
+    /// A parameter whose bytes lie in a file, put where `decision` says, if the budget still has room
+    /// for it. Bytes of the wanted type are not copied when it is offloaded.
+    ///
+    /// # Errors
+    ///
+    /// [`OffloadError::Refused`] when the system gives no memory for a copy.
+    pub fn from_file(
+        slice: FileSlice,
+        stored: DType,
+        layout: Layout,
+        device: &B::Device,
+        order: Order<'_>,
+    ) -> Result<Self, OffloadError> {
+        let Order {
+            name,
+            decision,
+            policy,
+            state,
+        } = order;
+        let bytes = layout.bytes();
+        let as_it_lies = convert::is_same(stored, layout.dtype)
+            && (slice.bytes().as_ptr() as usize).is_multiple_of(layout.dtype.size());
+        let admission = admit(state, bytes, |used| {
+            within_budget(&decision, policy, bytes, used)
+        });
+        let decision = admission.decision;
+        let Some(charge) = admission.charge else {
+            let data = TensorData {
+                bytes: Bytes::from_bytes_vec(convert::to_vec(slice.bytes(), stored, layout.dtype)),
+                shape: layout.shape,
+                dtype: layout.dtype,
+            };
+            drop(slice);
+            let tensor = {
+                let _op = Op::enter();
+                B::memory_persistent_allocations(device, data, |data| K::from_data(data, device))
+            };
+            if state.has_uploaded(bytes) {
+                B::release_uploads(device);
+            }
+            let slot = Self::resident(tensor);
+            slot.declined(Declined::new(Some(name.into()), decision, None));
+            return Ok(slot);
+        };
+        let allocator = state.host().allocator;
+        let buffer = if as_it_lies {
+            allocator.adopt(slice, charge)
+        } else {
+            let refused = |source| OffloadError::Refused {
+                name: name.into(),
+                bytes,
+                source,
+            };
+            let mut memory = allocator
+                .allocate(bytes as usize, charge)
+                .map_err(refused)?;
+            convert::fill(slice.bytes(), stored, memory.bytes_mut(), layout.dtype);
+            HostBuffer::new(memory)
+        };
+        let record = record_of(
+            &layout,
+            bytes,
+            Some(name.into()),
+            decision,
+            Some(buffer.kind()),
+        );
+        let hosted = Hosted::new(buffer, layout.clone(), layout.dtype, device.clone());
         Ok(Self {
             layout,
             device: device.clone(),
@@ -322,16 +398,8 @@ impl<B: OffloadTarget, K: Kind<B>> Placed for Slot<B, K> {
             (Placement::Offloaded, Place::Resident(tensor)) => {
                 // The plan was made before; other threads may have taken from the budget since.
                 let (outgoing, bytes) = self.outgoing(tensor)?;
-                let admission = admit(&state, bytes, |used| match policy.budget {
-                    Budget::Host(cap) if used.offloaded.saturating_add(bytes) > cap.as_u64() => {
-                        Decision {
-                            placement: Placement::Resident,
-                            reason: Reason::OverHostBudget {
-                                left: cap.as_u64().saturating_sub(used.offloaded),
-                            },
-                        }
-                    }
-                    _ => decision.clone(),
+                let admission = admit(&state, bytes, |used| {
+                    within_budget(&decision, policy, bytes, used)
                 });
                 match admission.charge {
                     Some(charge) => self
@@ -378,6 +446,36 @@ impl<B: OffloadTarget, K: Kind<B>> fmt::Debug for Slot<B, K> {
             Place::Resident(tensor) => write!(f, "Resident({tensor:?})"),
             Place::Offloaded(hosted) => hosted.fmt(f),
         }
+    }
+}
+
+/// Where a parameter that is read from a file goes.
+pub struct Order<'a> {
+    /// The parameter's path.
+    pub name: &'a str,
+    /// Where it was planned to go.
+    pub decision: Decision,
+    /// The policy of the plan.
+    pub policy: &'a OffloadPolicy,
+    /// Its device.
+    pub state: &'a DeviceState,
+}
+
+/// A decision that was planned, unless others have taken from the budget since.
+fn within_budget(planned: &Decision, policy: &OffloadPolicy, bytes: u64, used: Used) -> Decision {
+    match policy.budget {
+        Budget::Host(cap)
+            if planned.placement == Placement::Offloaded
+                && used.offloaded.saturating_add(bytes) > cap.as_u64() =>
+        {
+            Decision {
+                placement: Placement::Resident,
+                reason: Reason::OverHostBudget {
+                    left: cap.as_u64().saturating_sub(used.offloaded),
+                },
+            }
+        }
+        _ => planned.clone(),
     }
 }
 

@@ -8,13 +8,14 @@ use burn_std::quantization::QuantAcc;
 
 use crate::{
     access::{Reading, Reuse},
-    host::Op,
-    target::{Kind, OffloadTarget, Quantized, View},
+    error::OffloadError,
+    host::{FileSlice, Op},
+    target::{Kind, Layout, OffloadTarget, Quantized, View},
 };
 
 use super::{
     execution_error, scope,
-    slot::{Place, Placed, Returned, Slot},
+    slot::{Order, Place, Placed, Returned, Slot},
     state::DeviceState,
 };
 
@@ -85,6 +86,30 @@ impl<B: OffloadTarget, K: Kind<B>> OffloadedTensor<B, K> {
                 Self::of_slot(Arc::new(slot))
             }
         }
+    }
+
+    /// A parameter whose bytes lie in a file, and a view of it. The shape and the element type are
+    /// those of `layout`, before the view.
+    ///
+    /// # Errors
+    ///
+    /// [`OffloadError::Refused`] when the system gives no memory for a copy.
+    pub(crate) fn from_file(
+        slice: FileSlice,
+        stored: DType,
+        layout: Layout,
+        view: Option<View>,
+        device: &B::Device,
+        order: Order<'_>,
+    ) -> Result<Self, OffloadError> {
+        let slot = Slot::from_file(slice, stored, layout, device, order)?;
+        let mut param = Self::param(Arc::new(slot));
+        if let Some(view) = view {
+            let shape = view.shape(&param.shape);
+            param.shape = shape.expect("the loader takes views that fit");
+            param.views.push(view);
+        }
+        Ok(Self(Repr::Param(param)))
     }
 
     /// The tensor as a parameter, and its slot: as it is if it is one, else in a new slot.

@@ -7,7 +7,7 @@ use std::{
     },
 };
 
-use super::Charge;
+use super::{Charge, FileSlice, file::FileMemory};
 
 /// What kind of host memory a buffer is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -19,6 +19,12 @@ pub enum MemoryKind {
     Pinned,
     /// Page-locked memory that device kernels also read in place.
     Mapped,
+    /// A part of a file, read when it is needed. The system may let go of it at any time.
+    File,
+    /// A part of a file whose pages are locked in memory, for the copy engine.
+    PinnedFile,
+    /// A part of a file whose pages are locked in memory, and which device kernels read in place.
+    MappedFile,
 }
 
 impl fmt::Display for MemoryKind {
@@ -27,6 +33,9 @@ impl fmt::Display for MemoryKind {
             Self::Pageable => "pageable",
             Self::Pinned => "pinned",
             Self::Mapped => "mapped",
+            Self::File => "file",
+            Self::PinnedFile => "pinned file",
+            Self::MappedFile => "mapped file",
         })
     }
 }
@@ -68,6 +77,14 @@ pub trait HostAllocator: Send + Sync {
     ///
     /// [`HostError`] when the system has none.
     fn allocate(&self, bytes: usize, charge: Charge) -> Result<Box<dyn HostMemory>, HostError>;
+
+    /// Makes a part of a file a buffer: its bytes are not copied where that can be. It keeps `charge`
+    /// until it is let go.
+    ///
+    /// The portable way reads the bytes from the file when they are needed, and never fails.
+    fn adopt(&self, slice: FileSlice, charge: Charge) -> HostBuffer {
+        HostBuffer::new(Box::new(FileMemory::new(slice, charge)))
+    }
 
     /// Blocks until the memory of buffers that nobody holds any more is given back, as far as the
     /// device's queued work allows.
@@ -152,8 +169,11 @@ impl HostBuffer {
     /// A view of the bytes that Burn's `TensorData` takes without a copy, and copies when written.
     pub fn to_bytes(&self) -> burn_backend::Bytes {
         let property = match self.kind() {
-            MemoryKind::Pageable => burn_backend::AllocationProperty::Other,
-            MemoryKind::Pinned | MemoryKind::Mapped => burn_backend::AllocationProperty::Pinned,
+            MemoryKind::Pageable | MemoryKind::File => burn_backend::AllocationProperty::Other,
+            MemoryKind::Pinned
+            | MemoryKind::Mapped
+            | MemoryKind::PinnedFile
+            | MemoryKind::MappedFile => burn_backend::AllocationProperty::Pinned,
         };
         burn_backend::Bytes::from_shared(bytes::Bytes::from_owner(self.clone()), property)
     }

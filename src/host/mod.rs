@@ -5,6 +5,7 @@
 //! Every byte is charged to the device's [`Ledger`] until it is really given back.
 
 mod buffer;
+mod file;
 mod ledger;
 mod op;
 mod staging;
@@ -14,6 +15,9 @@ pub use buffer::{
     BufferId, HostAllocator, HostBuffer, HostError, HostMemory, MemoryKind, PageableAllocator,
     WeakHostBuffer,
 };
+#[cfg(feature = "cuda")]
+pub(crate) use file::FileMemory;
+pub use file::{FileError, FileSlice, OpenFile};
 pub use ledger::{Admission, Charge, Entry, Ledger, Record};
 pub use op::Op;
 #[cfg(feature = "cuda")]

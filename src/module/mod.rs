@@ -1,6 +1,7 @@
-//! Burn modules: placing their parameters by name.
+//! Burn modules: placing their parameters by name, and loading them from checkpoints.
 
 mod backend;
+pub mod load;
 mod path;
 mod place;
 

@@ -1,4 +1,5 @@
 use std::{
+    mem::ManuallyDrop,
     ptr::NonNull,
     sync::{Arc, OnceLock},
 };
@@ -6,9 +7,17 @@ use std::{
 use cubecl::cuda::CudaDevice;
 use cudarc::driver::{DriverError, sys};
 
-use crate::host::{Charge, HostAllocator, HostError, HostMemory, MemoryKind, announce_operations};
+use crate::host::{
+    Charge, FileMemory, FileSlice, HostAllocator, HostBuffer, HostError, HostMemory, MemoryKind,
+    announce_operations,
+};
 
-use super::{alias::Anchor, retire::RetireQueue, ring::Ring};
+use super::{
+    alias::Anchor,
+    file::{self, Registered},
+    retire::RetireQueue,
+    ring::Ring,
+};
 
 /// Makes page-locked memory of exactly the size asked for, for one device.
 pub struct PinnedAllocator {
@@ -69,6 +78,65 @@ impl HostAllocator for PinnedAllocator {
         }))
     }
 
+    fn adopt(&self, slice: FileSlice, charge: Charge) -> HostBuffer {
+        let len = slice.bytes().len();
+        // Locked pages cannot be let go of: what memory has no room for stays in the file.
+        if !file::has_room(len) {
+            return HostBuffer::new(Box::new(FileMemory::new(slice, charge)));
+        }
+        let slice = match Block::register(&self.queue, slice, self.mapped) {
+            Ok(block) if !self.mapped || block.same_address_on_device() => {
+                self.ring.expect(len as u64);
+                return HostBuffer::new(Box::new(PinnedMemory {
+                    block: Some(block),
+                    charge: Some(charge),
+                    queue: self.queue.clone(),
+                    ring: self.ring.clone(),
+                    mapped: self.mapped,
+                }));
+            }
+            Ok(block) => block.unregister(),
+            Err((slice, err)) => {
+                tracing::debug!(
+                    bytes = len,
+                    "the driver does not register a part of a file: {err}"
+                );
+                slice
+            }
+        };
+        let memory = Block::new(&self.queue, len, self.mapped).map(|block| PinnedMemory {
+            block: Some(block),
+            charge: None,
+            queue: self.queue.clone(),
+            ring: self.ring.clone(),
+            mapped: self.mapped,
+        });
+        match memory {
+            Ok(mut memory) if !self.mapped || memory.block().same_address_on_device() => {
+                self.ring.expect(len as u64);
+                memory.charge = Some(charge);
+                memory.bytes_mut().copy_from_slice(slice.bytes());
+                HostBuffer::new(Box::new(memory))
+            }
+            // Nothing has read a copy that is not used, and there is nobody to charge for it.
+            Ok(mut memory) => {
+                if let Some(block) = memory.block.take() {
+                    // SAFETY: no anchor was made, so no kernel has read the block, and no copy was
+                    // queued. The context is current since `Block::new`.
+                    unsafe { block.free() };
+                }
+                HostBuffer::new(Box::new(FileMemory::new(slice, charge)))
+            }
+            Err(err) => {
+                tracing::debug!(
+                    bytes = len,
+                    "no page-locked memory for a copy, staged: {err}"
+                );
+                HostBuffer::new(Box::new(FileMemory::new(slice, charge)))
+            }
+        }
+    }
+
     fn reclaim(&self) {
         self.queue.reclaim();
     }
@@ -97,7 +165,8 @@ impl PinnedMemory {
     /// The anchor through which kernels read this memory, made at the first call. `None` where the
     /// device does not read it in place, or has no room for an anchor.
     pub(super) fn anchor(&self) -> Option<&Anchor> {
-        if !self.mapped {
+        // Kernels load up to 16 bytes at once, and a tensor may lie anywhere in a file.
+        if !self.mapped || !self.address().is_multiple_of(ALIGNMENT) {
             return None;
         }
         let device = self.queue.device();
@@ -126,16 +195,19 @@ impl HostMemory for PinnedMemory {
 
     fn bytes_mut(&mut self) -> &mut [u8] {
         let block = self.block();
+        assert!(block.file.is_none(), "a part of a file is not written");
         // SAFETY: as in `bytes`; `&mut self` says that nobody else reads or writes. No kernel does
         // either: an anchor is only made once the memory is in a `HostBuffer`.
         unsafe { std::slice::from_raw_parts_mut(block.memory.as_ptr(), block.len) }
     }
 
     fn kind(&self) -> MemoryKind {
-        if self.mapped {
-            MemoryKind::Mapped
-        } else {
-            MemoryKind::Pinned
+        match (self.mapped, self.block().file.is_some()) {
+            (true, false) => MemoryKind::Mapped,
+            (true, true) => MemoryKind::MappedFile,
+            (false, false) => MemoryKind::Pinned,
+            // Registered only for the copy engine.
+            (false, true) => MemoryKind::PinnedFile,
         }
     }
 }
@@ -148,12 +220,19 @@ impl Drop for PinnedMemory {
     }
 }
 
-/// An allocation of page-locked memory. Dropping it leaks: only the retire queue frees it.
+/// What kernels may load at once, in bytes.
+const ALIGNMENT: u64 = 16;
+
+/// Page-locked memory: an allocation, or a registered part of a file. Dropping it leaks: only the
+/// retire queue frees it.
 pub struct Block {
     memory: NonNull<u8>,
     len: usize,
     /// Made when kernels first read the block; `None` where the device had no room for it.
     pub anchor: OnceLock<Option<Anchor>>,
+    /// The part of a file whose bytes these are, if the driver did not allocate them. Never dropped while
+    /// it is registered.
+    file: Option<ManuallyDrop<Registered>>,
 }
 
 // SAFETY: the block owns its memory, which is as good on any thread.
@@ -181,7 +260,30 @@ impl Block {
             memory,
             len,
             anchor: OnceLock::new(),
+            file: None,
         })
+    }
+
+    /// Locks the pages of a part of a file. Gives it back where the driver refuses.
+    fn register(
+        queue: &RetireQueue,
+        slice: FileSlice,
+        mapped: bool,
+    ) -> Result<Self, (FileSlice, DriverError)> {
+        let registered = Registered::new(queue, slice, mapped)?;
+        let bytes = registered.bytes();
+        Ok(Self {
+            memory: NonNull::from(bytes).cast(),
+            len: bytes.len(),
+            anchor: OnceLock::new(),
+            file: Some(ManuallyDrop::new(registered)),
+        })
+    }
+
+    /// Gives back the part of a file that was just registered, and that nothing has read.
+    fn unregister(self) -> FileSlice {
+        let registered = self.file.expect("the block is a part of a file");
+        ManuallyDrop::into_inner(registered).unregister()
     }
 
     fn same_address_on_device(&self) -> bool {
@@ -200,6 +302,10 @@ impl Block {
     /// Nothing reads the memory any more: no handle on its anchor is left, and all work that was
     /// queued while there was one has finished. The context is current on this thread.
     pub unsafe fn free(self) {
+        if let Some(registered) = self.file {
+            drop(ManuallyDrop::into_inner(registered).unregister());
+            return;
+        }
         // SAFETY: the memory came from `cuMemHostAlloc` and is freed once, since `self` is consumed;
         // that nobody reads it is the caller's promise.
         let freed = unsafe { sys::cuMemFreeHost(self.memory.as_ptr().cast()) };
@@ -211,12 +317,16 @@ impl Block {
         }
     }
 
-    /// Overwrites the memory, so that a test sees who reads it after it was given back.
+    /// Overwrites the memory (not that of a file, which is read-only), so that a test sees who reads it
+    /// after it was given back.
     ///
     /// # Safety
     ///
     /// As for [`free`](Self::free).
     pub unsafe fn poison(&mut self, byte: u8) {
+        if self.file.is_some() {
+            return;
+        }
         // SAFETY: the block is `len` bytes of live memory that nobody reads, by the caller's promise.
         unsafe { self.memory.as_ptr().write_bytes(byte, self.len) }
     }

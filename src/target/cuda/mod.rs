@@ -11,6 +11,7 @@
 mod alias;
 mod device;
 mod driver;
+mod file;
 #[cfg(feature = "fusion")]
 mod fusion;
 mod memory;

@@ -127,7 +127,11 @@ pub fn access(buffer: &HostBuffer, reading: Reading) -> Access {
     let Some(memory) = buffer.downcast::<PinnedMemory>() else {
         return Access::Staged;
     };
-    if memory.kind() == MemoryKind::Mapped && memory.ring().reads_in_place(buffer, reading) {
+    let mapped = matches!(
+        memory.kind(),
+        MemoryKind::Mapped | MemoryKind::MappedFile
+    );
+    if mapped && memory.ring().reads_in_place(buffer, reading) {
         Access::InPlace
     } else {
         Access::Staged
