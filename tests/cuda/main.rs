@@ -12,6 +12,7 @@ mod model;
 
 mod fill;
 mod lifetime;
+mod load;
 mod logits;
 mod memory;
 mod staging;

@@ -127,10 +127,7 @@ pub fn access(buffer: &HostBuffer, reading: Reading) -> Access {
     let Some(memory) = buffer.downcast::<PinnedMemory>() else {
         return Access::Staged;
     };
-    let mapped = matches!(
-        memory.kind(),
-        MemoryKind::Mapped | MemoryKind::MappedFile
-    );
+    let mapped = matches!(memory.kind(), MemoryKind::Mapped | MemoryKind::MappedFile);
     if mapped && memory.ring().reads_in_place(buffer, reading) {
         Access::InPlace
     } else {
