@@ -118,8 +118,10 @@ fn with<B: OffloadTarget<Device = CudaDevice>>(name: &str, table: &mut Table) {
             for _ in 0..3 {
                 pass(&weights, &x).into_data();
             }
+            // Where nothing runs ahead there is no steady state to reach.
+            let passes = if mode == "read in place" { 2 } else { PASSES };
             let steady = time::<Offloaded<B>>(3, || {
-                for _ in 0..PASSES {
+                for _ in 0..passes {
                     pass(&weights, &x);
                 }
             });
@@ -128,7 +130,7 @@ fn with<B: OffloadTarget<Device = CudaDevice>>(name: &str, table: &mut Table) {
             });
             let identical = pass(&weights, &x).into_data() == *expected;
             for (what, time, resident) in [
-                ("back to back", steady.each(PASSES), resident),
+                ("back to back", steady.each(passes), resident),
                 ("one at a time", single, resident_single),
             ] {
                 table.add(Line {

@@ -76,8 +76,9 @@ pub struct OffloadPolicy {
     /// How operations read offloaded parameters. Default: whatever is faster.
     pub access: AccessMode,
     /// At most so much device memory for copies of offloaded parameters that are about to be used or
-    /// in use; never exceeded. Default: room for the two largest parameters. A parameter that does not
-    /// fit is read in place, or copied for the one operation where that cannot be.
+    /// in use; never exceeded. Default: room for the two largest parameters, with fusion (which keeps
+    /// operations queued) for the four largest. A parameter that does not fit is read in place, or
+    /// copied for the one operation where that cannot be.
     pub staging_budget: Option<ByteSize>,
     /// Whether parameters are copied ahead of their use, in the order that the model was seen to use
     /// them. Default: `true`.

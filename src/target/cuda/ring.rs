@@ -40,8 +40,8 @@ use crate::{
     access::{LinkSpeed, Reading, Room, Schedule},
     error::OffloadError,
     host::{
-        BufferId, HostBuffer, StagingOptions, Stats, UnderWay, WeakHostBuffer, known_streams,
-        watch_streams,
+        BufferId, HostBuffer, MemoryKind, StagingOptions, Stats, UnderWay, WeakHostBuffer,
+        known_streams, watch_streams,
     },
     policy::AccessMode,
 };
@@ -72,8 +72,8 @@ pub struct Ring {
 
 struct State {
     options: StagingOptions,
-    /// The two largest buffers there ever were: what the ring has room for by default.
-    largest: [u64; 2],
+    /// The largest buffers there ever were, in falling order: what the ring has room for by default.
+    largest: [u64; 4],
     memory: Option<DeviceMemory>,
     /// The size that was last asked for, whether or not the device gave it.
     asked: Option<u64>,
@@ -129,7 +129,7 @@ impl Ring {
             server: OnceLock::new(),
             state: Mutex::new(State {
                 options: StagingOptions::default(),
-                largest: [0; 2],
+                largest: [0; 4],
                 memory: None,
                 asked: None,
                 room: Room::new(0),
@@ -180,11 +180,12 @@ impl Ring {
     /// Notes that a buffer of so many bytes exists.
     pub fn expect(&self, bytes: u64) {
         let mut state = lock(&self.state);
-        let [first, second] = state.largest;
-        if bytes > first {
-            state.largest = [bytes, first];
-        } else if bytes > second {
-            state.largest[1] = bytes;
+        let smaller = state.largest.partition_point(|known| *known >= bytes);
+        if let Some(from) = state.largest.get_mut(smaller..)
+            && !from.is_empty()
+        {
+            from.rotate_right(1);
+            from[0] = bytes;
         }
     }
 
@@ -236,6 +237,10 @@ impl Ring {
         if self.failed.load(Ordering::Acquire) {
             return None;
         }
+        // What fusion has been given but not looked at yet holds copies that it may have done with.
+        if let Some(fusion) = self.fusion.get() {
+            (fusion.wait)(&self.device);
+        }
         let mut state = lock(&self.state);
         let id = buffer.id();
         state.schedule.used(now.value, id);
@@ -249,8 +254,12 @@ impl Ring {
         } else {
             self.prepare(&mut state, buffer);
             if !self.copy_in(&mut state, buffer, &[]) {
-                // What is only queued holds copies; once it is launched they are free.
-                let drained = self.fusion.get().is_some_and(|fusion| {
+                // What fusion keeps queued holds copies; once it is launched they are free. But to have it
+                // launched now would fuse it otherwise than without offloading, and round otherwise. So
+                // that is done only where the buffer cannot be read in place.
+                let in_place = matches!(buffer.kind(), MemoryKind::Mapped | MemoryKind::MappedFile);
+                let fusion = self.fusion.get().filter(|_| !in_place);
+                let drained = fusion.is_some_and(|fusion| {
                     (fusion.drain)(&self.device);
                     self.copy_in(&mut state, buffer, &[])
                 });
@@ -392,7 +401,7 @@ impl Ring {
 
     /// Sees to it that there is memory, of the right size.
     fn prepare(&self, state: &mut State, buffer: &HostBuffer) {
-        let wanted = state.wanted();
+        let wanted = state.wanted(self.fusion.get().is_some());
         let least = Room::<BufferId>::rounded(buffer.as_ref().len() as u64);
         if state.asked == Some(wanted) {
             return;
@@ -509,10 +518,12 @@ impl Ring {
 }
 
 impl State {
-    /// The bytes the ring should have.
-    fn wanted(&self) -> u64 {
-        let two = self.largest.map(Room::<BufferId>::rounded).iter().sum();
-        self.options.budget.unwrap_or(two)
+    /// The bytes the ring should have. Fusion keeps operations queued, and with them their operands.
+    fn wanted(&self, fusion: bool) -> u64 {
+        let most = if fusion { 4 } else { 2 };
+        let largest = self.largest.iter().take(most).filter(|bytes| **bytes > 0);
+        let room = largest.map(|bytes| Room::<BufferId>::rounded(*bytes)).sum();
+        self.options.budget.unwrap_or(room)
     }
 
     fn remember(&mut self, buffer: &HostBuffer) {
