@@ -47,7 +47,7 @@ def main():
         ("accelerate cpu_offload", peer("accelerate"), "#bbbbbb"),
     ]
     series = [(label, shares, colour) for label, shares, colour in series if shares]
-    figure, axes = plt.subplots(figsize=(9, 4))
+    figure, axes = plt.subplots(figsize=(9, 4.6))
     width = 0.8 / len(series)
     for at, (label, shares, colour) in enumerate(series):
         x = [place + (at - (len(series) - 1) / 2) * width for place, rows in enumerate(ROWS) if rows in shares]
@@ -59,7 +59,7 @@ def main():
     axes.set_ylabel("share of the link's copy speed")
     axes.set_title("8 linear layers 8192 x 8192 in bf16, all weights in host memory (at 4096 rows Burn computes longer)")
     axes.title.set_fontsize(9)
-    axes.legend(fontsize=8, loc="lower left")
+    axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=3)
     axes.set_ylim(0, 1.1)
     figure.tight_layout()
     figure.savefig(RESULTS / "link.svg", metadata={"Date": None})
