@@ -276,8 +276,12 @@ fn alone(test: impl FnOnce()) {
     std::panic::set_hook(Box::new(|_| {}));
     let outcome = catch_unwind(AssertUnwindSafe(test));
     std::panic::set_hook(hook);
+    // The hook was away, so say what happened.
     if let Err(panic) = outcome {
-        std::panic::resume_unwind(panic);
+        match panic.downcast::<String>() {
+            Ok(message) => panic!("{message}"),
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
     }
 }
 
@@ -436,13 +440,16 @@ fn quantized_operations() {
 
 #[test]
 fn random_programs() {
-    use proptest::test_runner::{Config, TestRunner};
+    use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
     alone(|| {
-        let mut runner = TestRunner::new(Config {
-            cases: 400,
+        let config = Config {
+            cases: 1000,
             failure_persistence: None,
             ..Config::default()
-        });
+        };
+        // The same programs every time; more are tried by raising `cases`.
+        let rng = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
+        let mut runner = TestRunner::new_with_rng(config, rng);
         let outcome = runner.run(&programs::any_program(), |program| {
             programs::agree::<B>(&program, &Default::default())
         });

@@ -7,6 +7,8 @@ use cubecl::{
 use cubecl_common::device_handle::DeviceHandle;
 use cubecl_runtime::storage::{ComputeStorage, ManagedResource};
 
+use cudarc::driver::{CudaContext, sys};
+
 use crate::error::OffloadError;
 
 use super::Server;
@@ -28,4 +30,19 @@ pub fn resource(handle: &Handle, device: &CudaDevice) -> Result<Resource, Offloa
         .submit_blocking(move |server| server.get_resource(binding, stream))
         .map_err(|_| failed("it has no memory there; the device may be full".into()))?
         .map_err(|err| failed(err.to_string()))
+}
+
+/// Waits until CubeCL's thread has run what was in its queue, and the context has finished all work on
+/// all streams.
+pub fn finish_queued_work(
+    server: &DeviceHandle<Server>,
+    context: &CudaContext,
+) -> Result<(), String> {
+    server
+        .submit_blocking(|_| ())
+        .map_err(|err| format!("{err:?}"))?;
+    context.bind_to_thread().map_err(|err| err.to_string())?;
+    // SAFETY: a context is current on this thread.
+    let synced = unsafe { sys::cuCtxSynchronize() };
+    synced.result().map_err(|err| err.to_string())
 }

@@ -19,8 +19,15 @@ mod retire;
 mod ring;
 mod tensor;
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 pub use burn_cuda::{Cuda, CudaDevice};
 pub use memory::{PinnedAllocator, PinnedMemory};
+
+/// What is behind a lock of this module is whole at any time, so a panic elsewhere does not matter.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// CubeCL's server on the CUDA device, which runs what is submitted to it in order.
 type Server = <cubecl::cuda::CudaRuntime as cubecl::Runtime>::Server;

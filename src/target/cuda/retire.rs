@@ -15,17 +15,17 @@
 use std::{
     collections::HashMap,
     panic::AssertUnwindSafe,
-    sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{Arc, Condvar, LazyLock, Mutex, OnceLock, PoisonError},
     time::Duration,
 };
 
 use cubecl::{cuda::CudaDevice, device::Device};
 use cubecl_common::device_handle::DeviceHandle;
-use cudarc::driver::{CudaContext, sys};
+use cudarc::driver::CudaContext;
 
 use crate::host::{Charge, quiesce, take_ended_streams};
 
-use super::{Server, memory::Block};
+use super::{Server, device::finish_queued_work, lock, memory::Block};
 
 /// Blocks of one device that nobody owns any more.
 pub struct RetireQueue {
@@ -58,10 +58,6 @@ struct Retired {
 }
 
 static QUEUES: LazyLock<Mutex<HashMap<usize, Arc<RetireQueue>>>> = LazyLock::new(Mutex::default);
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 impl RetireQueue {
     /// The queue of a device.
@@ -213,14 +209,6 @@ impl RetireQueue {
         let server = self
             .server
             .get_or_init(|| DeviceHandle::new(self.device.to_id()));
-        server
-            .submit_blocking(|_| ())
-            .map_err(|err| format!("{err:?}"))?;
-        self.context
-            .bind_to_thread()
-            .map_err(|err| err.to_string())?;
-        // SAFETY: a context is current on this thread.
-        let synced = unsafe { sys::cuCtxSynchronize() };
-        synced.result().map_err(|err| err.to_string())
+        finish_queued_work(server, &self.context)
     }
 }

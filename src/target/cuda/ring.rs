@@ -21,7 +21,7 @@
 use std::{
     collections::HashMap,
     sync::{
-        Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError,
+        Arc, LazyLock, Mutex, OnceLock,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
@@ -46,7 +46,10 @@ use crate::{
     policy::AccessMode,
 };
 
-use super::{Server, alias::Anchor, retire::FusionQueue, tensor::borrowed_bytes};
+use super::{
+    Server, alias::Anchor, device::finish_queued_work, lock, retire::FusionQueue,
+    tensor::borrowed_bytes,
+};
 
 /// How many copies may be under way ahead of their use.
 const MOST_AHEAD: usize = 8;
@@ -111,10 +114,6 @@ struct DeviceMemory {
 }
 
 static RINGS: LazyLock<Mutex<HashMap<usize, Arc<Ring>>>> = LazyLock::new(Mutex::default);
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 impl Ring {
     /// The ring of a device.
@@ -336,10 +335,11 @@ impl Ring {
         let State { room, copies, .. } = state;
         let vacancy = room.find(len, |id| {
             let copy = copies.get(id)?;
-            (copy.is_idle() && !sooner.contains(id)).then(|| match copy.used {
-                true => copy.last_use,
+            (copy.is_idle() && !sooner.contains(id)).then_some(if copy.used {
+                copy.last_use
+            } else {
                 // Copied for nothing as yet; an operation's need comes before it.
-                false => u64::MAX,
+                u64::MAX
             })
         });
         let Some(vacancy) = vacancy else { return false };
@@ -460,15 +460,7 @@ impl Ring {
         if let Some(fusion) = self.fusion.get() {
             (fusion.wait)(&self.device);
         }
-        self.server()
-            .submit_blocking(|_| ())
-            .map_err(|err| format!("{err:?}"))?;
-        self.context
-            .bind_to_thread()
-            .map_err(|err| err.to_string())?;
-        // SAFETY: a context is current on this thread.
-        let synced = unsafe { sys::cuCtxSynchronize() };
-        synced.result().map_err(|err| err.to_string())
+        finish_queued_work(self.server(), &self.context)
     }
 
     /// Has a new stream wait for all copies there are.
