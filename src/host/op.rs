@@ -81,7 +81,7 @@ impl Thread {
 /// An operation of the wrapped backend under way on this thread.
 ///
 /// Inside one, a backend turns tensors into kernel arguments and queues the kernel. In between,
-/// nothing but this guard shows that the memory is about to be read; [`UnderWay`] and `quiesce` wait
+/// nothing but this guard shows that the memory is about to be read; `UnderWay` and `quiesce` wait
 /// for it.
 #[must_use]
 pub struct Op {
