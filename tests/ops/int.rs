@@ -43,8 +43,10 @@ pub fn cases<B: Backend>() -> Cases<B> {
         };
     }
     unary! { int_transpose int_sum int_prod int_mean int_max int_max_abs int_min int_abs int_sign bitwise_not }
+    // The products fit eight bits.
+    cases! { c: int_cumprod [Int(vec![3, 4], 3)] |a| Int(B::int_cumprod(a.i(), 1)); }
     cases! { c: int_neg [m()] |a| Int(B::int_neg(a.i())); }
-    along! { int_sum_dim int_prod_dim int_mean_dim int_cumsum int_cumprod int_cummin int_cummax int_argmax
+    along! { int_sum_dim int_prod_dim int_mean_dim int_cumsum int_cummin int_cummax int_argmax
     int_argmin int_max_dim int_max_abs_dim int_min_dim }
     binary! { int_add int_mul bitwise_and bitwise_or bitwise_xor }
     binary_positive! { int_sub int_div int_remainder int_powi bitwise_left_shift bitwise_right_shift }

@@ -3,7 +3,9 @@
 use super::case::*;
 use Input::{Float, Int, Ints, Quantized};
 use burn::tensor::{
-    Scalar, Slice, TensorPrimitive, backend::Backend, quantization::QuantizationParametersPrimitive,
+    Scalar, Slice, TensorPrimitive,
+    backend::Backend,
+    quantization::{QuantLevel, QuantizationParametersPrimitive},
 };
 
 fn scalar(value: f64) -> Scalar {
@@ -40,8 +42,13 @@ pub fn cases<B: Backend>() -> Cases<B> {
         q_into_data [m()] |a| Quantized(a.q());
         q_device [m()] |a| Text(format!("{:?}", B::q_device(&a.q())));
         q_to_device [m()] |a| Quantized(B::q_to_device(a.q(), &a.device));
-        quantize [Float(vec![4, 8]), Input::Fraction(vec![1])] |a| Quantized({
+        quantize [Float(vec![4, 8]), Input::Fraction(vec![4])] |a| Quantized({
             let (tensor, scales) = (a.f(), a.f());
+            // One for the tensor, or one for each block of eight.
+            let scales = match a.types.scheme.level {
+                QuantLevel::Tensor => B::float_slice(scales, &[Slice::new(0, Some(1), 1)]),
+                QuantLevel::Block(_) => scales,
+            };
             B::quantize(tensor, &a.types.scheme, QuantizationParametersPrimitive { scales })
         });
         quantize_dynamic [Float(vec![4, 8])] |a| Quantized(B::quantize_dynamic(a.f(), &a.types.scheme));
