@@ -101,6 +101,18 @@ pub fn check_all<B: OffloadTarget, C: CheckpointStrategy>(
             }
             configure::<B>(placing, device);
             let values = placing.lay(inputs, &data, device);
+            let full = data.iter().filter(|d| !d.bytes.is_empty()).count();
+            let wanted = match placing {
+                Placing::One(at) => usize::from(!data[at].bytes.is_empty()),
+                _ => full,
+            };
+            let there = Offloaded::<B>::report(device).offloaded_parameters();
+            if there < wanted {
+                wrong.push(format!(
+                    "{}: {placing:?}: {there} in host memory, not {wanted}",
+                    bare.name
+                ));
+            }
             let kept: Vec<Value<Autodiff<Offloaded<B>, C>>> = values.clone();
             let got = differentiate(offloaded, values, types, device);
             if got != expected {
