@@ -1,12 +1,12 @@
 use std::{fmt, sync::OnceLock};
 
-use burn_backend::{DType, TensorData};
+use burn_backend::{Bytes, DType, Shape, TensorData};
 use burn_ir::TensorHandle;
 
 use crate::{
     error::OffloadError,
     host::{HostBuffer, Op},
-    target::{Access, Kind, Layout, OffloadTarget},
+    target::{Access, Kind, Layout, OffloadTarget, View},
 };
 
 use super::Reading;
@@ -44,12 +44,35 @@ impl<B: OffloadTarget, K: Kind<B>> Hosted<B, K> {
         self.layout.shape.num_elements()
     }
 
-    /// The tensor's data, sharing the host memory.
+    /// The tensor's data: shares the host memory where that has it in row-major order.
     pub fn data(&self) -> TensorData {
+        let stored = self.stored_data();
+        if !self.layout.transposed {
+            return stored;
+        }
+        let bytes = transposed(&stored.bytes, &stored.shape, stored.dtype.size());
+        TensorData {
+            bytes: Bytes::from_bytes_vec(bytes),
+            shape: self.layout.shape.clone(),
+            ..stored
+        }
+    }
+
+    /// The data as it lies in the host memory, which it shares.
+    fn stored_data(&self) -> TensorData {
         TensorData {
             bytes: self.buffer.to_bytes(),
-            shape: self.layout.shape.clone(),
+            shape: self.layout.stored_shape(),
             dtype: self.stored,
+        }
+    }
+
+    /// The tensor that the wrapped backend makes of data as it lies.
+    fn from_stored(&self, data: TensorData) -> K::Primitive {
+        let tensor = K::from_data(data, &self.device);
+        match self.layout.transposed {
+            true => K::view(tensor, View::Transpose),
+            false => tensor,
         }
     }
 
@@ -67,7 +90,7 @@ impl<B: OffloadTarget, K: Kind<B>> Hosted<B, K> {
         }
         match B::upload(&self.buffer, &self.layout, &self.device) {
             Some(handle) => self.tensor(handle),
-            None => K::from_data(self.data(), &self.device),
+            None => self.from_stored(self.stored_data()),
         }
     }
 
@@ -95,9 +118,9 @@ impl<B: OffloadTarget, K: Kind<B>> Hosted<B, K> {
                 return self.tensor(handle);
             }
             // The data shares the host memory, and a backend on the CPU would keep it.
-            let mut data = self.data();
-            data.bytes = burn_backend::Bytes::from_bytes_vec(data.bytes.to_vec());
-            K::from_data(data, &self.device)
+            let mut data = self.stored_data();
+            data.bytes = Bytes::from_bytes_vec(data.bytes.to_vec());
+            self.from_stored(data)
         };
         let tensor = B::memory_persistent_allocations(&self.device, (), |()| copy());
         B::verify(K::erase(tensor.clone()), &self.device)?;
@@ -112,6 +135,33 @@ impl<B: OffloadTarget, K: Kind<B>> Hosted<B, K> {
     }
 }
 
+/// The matrices of the last two dimensions, transposed. Elements have `size` bytes.
+fn transposed(bytes: &[u8], shape: &Shape, size: usize) -> Vec<u8> {
+    /// Rows and columns at a time, so that both ends stay in the processor's cache.
+    const TILE: usize = 32;
+    let &[.., rows, columns] = shape.as_slice() else {
+        return bytes.to_vec();
+    };
+    let mut out = vec![0; bytes.len()];
+    let matrix = rows * columns * size;
+    if matrix == 0 {
+        return out;
+    }
+    for (from, to) in bytes.chunks_exact(matrix).zip(out.chunks_exact_mut(matrix)) {
+        for first_row in (0..rows).step_by(TILE) {
+            for first_column in (0..columns).step_by(TILE) {
+                for row in first_row..rows.min(first_row + TILE) {
+                    for column in first_column..columns.min(first_column + TILE) {
+                        let (at, new) = (row * columns + column, column * rows + row);
+                        to[new * size..][..size].copy_from_slice(&from[at * size..][..size]);
+                    }
+                }
+            }
+        }
+    }
+    out
+}
+
 impl<B: OffloadTarget, K: Kind<B>> fmt::Debug for Hosted<B, K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Hosted")
@@ -119,5 +169,26 @@ impl<B: OffloadTarget, K: Kind<B>> fmt::Debug for Hosted<B, K> {
             .field("shape", &self.layout.shape)
             .field("dtype", &self.layout.dtype)
             .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_matrix_is_transposed_and_twice_gives_it_back() {
+        let shape = Shape::from([2, 70, 45]);
+        let elements: Vec<u8> = (0..shape.num_elements())
+            .flat_map(|at| (at as u16).to_le_bytes())
+            .collect();
+        let turned = transposed(&elements, &shape, 2);
+        let at = |matrix: usize, row: usize, column: usize| {
+            let at = (matrix * 45 * 70 + row * 70 + column) * 2;
+            u16::from_le_bytes([turned[at], turned[at + 1]])
+        };
+        assert_eq!(at(0, 44, 69), 69 * 45 + 44);
+        assert_eq!(at(1, 3, 50), 70 * 45 + 50 * 45 + 3);
+        assert_eq!(transposed(&turned, &Shape::from([2, 45, 70]), 2), elements);
     }
 }

@@ -3,7 +3,10 @@
 
 use std::{
     cell::RefCell,
-    sync::{Arc, Weak},
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use crate::policy::OffloadPolicy;
@@ -14,8 +17,8 @@ use super::slot::Placed;
 /// in place of the device's own.
 #[derive(Clone)]
 pub struct Directive {
-    /// The parameter's path.
-    pub name: String,
+    /// The parameter's path, if it is known.
+    pub name: Option<String>,
     /// The policy.
     pub policy: Arc<OffloadPolicy>,
 }
@@ -31,9 +34,18 @@ thread_local! {
     static SCOPES: RefCell<Scopes> = RefCell::default();
 }
 
+/// The scopes that are open on all threads: an operation looks for its thread's own only where there is
+/// any. A thread that is in one has counted it itself.
+static OPEN: AtomicUsize = AtomicUsize::new(0);
+
 /// Whether this thread is inside a parameter scope.
 #[inline]
 pub fn is_open() -> bool {
+    OPEN.load(Ordering::Relaxed) != 0 && is_open_here()
+}
+
+#[cold]
+fn is_open_here() -> bool {
     SCOPES.with_borrow(|scopes| !scopes.born.is_empty())
 }
 
@@ -58,10 +70,12 @@ pub fn run<T>(task: impl FnOnce() -> T) -> (T, u64) {
     impl Drop for Close {
         fn drop(&mut self) {
             SCOPES.with_borrow_mut(|scopes| scopes.born.pop());
+            OPEN.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
     SCOPES.with_borrow_mut(|scopes| scopes.born.push(Vec::new()));
+    OPEN.fetch_add(1, Ordering::Relaxed);
     let close = Close;
     let output = task();
     let born = SCOPES.with_borrow_mut(|scopes| scopes.born.last_mut().map(std::mem::take));
@@ -77,6 +91,14 @@ pub fn run<T>(task: impl FnOnce() -> T) -> (T, u64) {
         }
     }
     (output, moved)
+}
+
+/// Runs `task`, whose result takes the place of an offloaded parameter, so that it is placed as that is.
+pub fn replacing<T>(directive: Option<Directive>, task: impl FnOnce() -> T) -> T {
+    match directive {
+        Some(directive) => with_directive(directive, || run(task).0),
+        None => task(),
+    }
 }
 
 /// Runs `task` with a directive for the parameters it allocates.

@@ -3,7 +3,7 @@
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, OnceLock, PoisonError, RwLock},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock},
 };
 
 use burn_backend::{Bytes, DType, TensorData, TensorMetadata};
@@ -13,10 +13,14 @@ use crate::{
     error::OffloadError,
     host::{Admission, Charge, Entry, FileSlice, HostBuffer, MemoryKind, Op, Record},
     policy::{Budget, Decision, OffloadPolicy, Placement, Reason, Used},
-    target::{Kind, Layout, OffloadTarget},
+    target::{Kind, Layout, OffloadTarget, View},
 };
 
-use super::{convert, scope, state::DeviceState};
+use super::{
+    convert,
+    scope::{self, Directive},
+    state::DeviceState,
+};
 
 /// A parameter on a device, whatever its kind and backend.
 pub trait Placed: Send + Sync {
@@ -35,6 +39,8 @@ pub trait Placed: Send + Sync {
     fn move_to(&self, decision: Decision, policy: &OffloadPolicy) -> Result<bool, OffloadError>;
     /// The state of the parameter's device, if that was configured.
     fn state(&self) -> Option<Arc<DeviceState>>;
+    /// How an offloaded parameter was placed, for one that is to take its place.
+    fn directive(&self) -> Option<Directive>;
 }
 
 /// Where a parameter's bytes are.
@@ -60,20 +66,20 @@ pub struct Slot<B: OffloadTarget, K: Kind<B>> {
     /// Serialises moves, so that the books and the place change together.
     moving: Mutex<()>,
     entry: OnceLock<Entry>,
+    /// The policy that put it where it is.
+    placed_by: Mutex<Option<Arc<OffloadPolicy>>>,
 }
 
 impl<B: OffloadTarget, K: Kind<B>> Slot<B, K> {
     /// A slot for a tensor that is on the device, not yet in the books.
     pub fn resident(tensor: K::Primitive) -> Self {
         Self {
-            layout: Layout {
-                shape: tensor.shape(),
-                dtype: tensor.dtype(),
-            },
+            layout: Layout::dense(tensor.shape(), tensor.dtype()),
             device: K::device(&tensor),
             place: RwLock::new(Place::Resident(tensor)),
             moving: Mutex::new(()),
             entry: OnceLock::new(),
+            placed_by: Mutex::default(),
         }
     }
 
@@ -93,10 +99,7 @@ impl<B: OffloadTarget, K: Kind<B>> Slot<B, K> {
     /// A parameter made straight from host data: into host memory where the policy says so, without
     /// a trip through the device. `Err` gives the data back where it is to be resident.
     pub fn from_data(data: TensorData, device: &B::Device) -> Result<Self, Box<Returned>> {
-        let layout = Layout {
-            shape: data.shape.clone(),
-            dtype: data.dtype,
-        };
+        let layout = Layout::dense(data.shape.clone(), data.dtype);
         let quantized = matches!(data.dtype, DType::QFloat(_));
         let whole = quantized || data.bytes.len() as u64 == layout.bytes();
         let Some(state) = DeviceState::get(device).filter(|_| whole) else {
@@ -128,6 +131,7 @@ impl<B: OffloadTarget, K: Kind<B>> Slot<B, K> {
             place: RwLock::new(Place::Offloaded(Arc::new(hosted))),
             moving: Mutex::new(()),
             entry: OnceLock::from(state.ledger.open(record)),
+            placed_by: Mutex::new(Some(policy)),
         })
     }
 
@@ -160,13 +164,20 @@ impl<B: OffloadTarget, K: Kind<B>> Slot<B, K> {
         let Some(charge) = admission.charge else {
             let data = TensorData {
                 bytes: Bytes::from_bytes_vec(convert::to_vec(slice.bytes(), stored, layout.dtype)),
-                shape: layout.shape,
+                shape: layout.stored_shape(),
                 dtype: layout.dtype,
             };
             drop(slice);
+            let make = |data| {
+                let tensor = K::from_data(data, device);
+                match layout.transposed {
+                    true => K::view(tensor, View::Transpose),
+                    false => tensor,
+                }
+            };
             let tensor = {
                 let _op = Op::enter();
-                B::memory_persistent_allocations(device, data, |data| K::from_data(data, device))
+                B::memory_persistent_allocations(device, data, make)
             };
             if state.has_uploaded(bytes) {
                 B::release_uploads(device);
@@ -197,13 +208,16 @@ impl<B: OffloadTarget, K: Kind<B>> Slot<B, K> {
             decision,
             Some(buffer.kind()),
         );
-        let hosted = Hosted::new(buffer, layout.clone(), layout.dtype, device.clone());
+        let dense = Layout::dense(layout.shape.clone(), layout.dtype);
+        let hosted = Hosted::new(buffer, layout, dense.dtype, device.clone());
         Ok(Self {
-            layout,
+            // What later copies to the host have.
+            layout: dense,
             device: device.clone(),
             place: RwLock::new(Place::Offloaded(Arc::new(hosted))),
             moving: Mutex::new(()),
             entry: OnceLock::from(state.ledger.open(record)),
+            placed_by: Mutex::new(Some(Arc::new(policy.clone()))),
         })
     }
 
@@ -298,15 +312,23 @@ impl<B: OffloadTarget, K: Kind<B>> Slot<B, K> {
             .unwrap_or_else(|| "(unnamed)".into())
     }
 
+    fn lock_placed_by(&self) -> MutexGuard<'_, Option<Arc<OffloadPolicy>>> {
+        self.placed_by
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn offload(
         &self,
         state: &DeviceState,
         outgoing: Outgoing<K::Primitive>,
         charge: Charge,
         decision: Decision,
+        policy: Arc<OffloadPolicy>,
     ) -> Result<(), OffloadError> {
         match self.host_copy(state, outgoing, charge) {
             Ok(hosted) => {
+                *self.lock_placed_by() = Some(policy);
                 let kind = hosted.buffer().kind();
                 let bytes = hosted.buffer().as_ref().len() as u64;
                 self.set(Place::Offloaded(Arc::new(hosted)));
@@ -370,7 +392,7 @@ impl<B: OffloadTarget, K: Kind<B>> Placed for Slot<B, K> {
         let Some(charge) = admission.charge else {
             return 0;
         };
-        match self.offload(&state, outgoing, charge, admission.decision) {
+        match self.offload(&state, outgoing, charge, admission.decision, policy) {
             Ok(()) => bytes,
             Err(err) => {
                 warn_refused(name.as_deref(), bytes, &err);
@@ -403,7 +425,7 @@ impl<B: OffloadTarget, K: Kind<B>> Placed for Slot<B, K> {
                 });
                 match admission.charge {
                     Some(charge) => self
-                        .offload(&state, outgoing, charge, decision)
+                        .offload(&state, outgoing, charge, decision, Arc::new(policy.clone()))
                         .map(|()| true),
                     None => {
                         let decision = admission.decision;
@@ -437,6 +459,16 @@ impl<B: OffloadTarget, K: Kind<B>> Placed for Slot<B, K> {
 
     fn state(&self) -> Option<Arc<DeviceState>> {
         DeviceState::get(&self.device)
+    }
+
+    fn directive(&self) -> Option<Directive> {
+        if matches!(self.place(), Place::Resident(_)) {
+            return None;
+        }
+        Some(Directive {
+            name: self.record()?.name,
+            policy: self.lock_placed_by().clone()?,
+        })
     }
 }
 
@@ -530,7 +562,7 @@ fn read_data<B: OffloadTarget, K: Kind<B>>(
 /// The name and the policy for what is allocated now.
 fn orders(state: &DeviceState) -> (Option<String>, Arc<OffloadPolicy>) {
     match scope::directive() {
-        Some(directive) => (Some(directive.name), directive.policy),
+        Some(directive) => (directive.name, directive.policy),
         None => (None, state.policy()),
     }
 }

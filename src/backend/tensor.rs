@@ -49,6 +49,12 @@ impl<B: OffloadTarget, K: Kind<B>> OffloadedTensor<B, K> {
         }
     }
 
+    /// Takes in a tensor that may not be read yet.
+    #[cfg(feature = "distributed")]
+    pub(crate) fn uncollected(tensor: K::Primitive) -> Self {
+        Self(Repr::Plain(tensor))
+    }
+
     #[cold]
     fn adopt_watched(tensor: K::Primitive) -> Self {
         let Some(state) = watching(&K::device(&tensor)) else {
@@ -88,8 +94,7 @@ impl<B: OffloadTarget, K: Kind<B>> OffloadedTensor<B, K> {
         }
     }
 
-    /// A parameter whose bytes lie in a file, and a view of it. The shape and the element type are
-    /// those of `layout`, before the view.
+    /// A parameter whose bytes lie in a file, as `layout` says.
     ///
     /// # Errors
     ///
@@ -98,18 +103,11 @@ impl<B: OffloadTarget, K: Kind<B>> OffloadedTensor<B, K> {
         slice: FileSlice,
         stored: DType,
         layout: Layout,
-        view: Option<View>,
         device: &B::Device,
         order: Order<'_>,
     ) -> Result<Self, OffloadError> {
         let slot = Slot::from_file(slice, stored, layout, device, order)?;
-        let mut param = Self::param(Arc::new(slot));
-        if let Some(view) = view {
-            let shape = view.shape(&param.shape);
-            param.shape = shape.expect("the loader takes views that fit");
-            param.views.push(view);
-        }
-        Ok(Self(Repr::Param(param)))
+        Ok(Self::of_slot(Arc::new(slot)))
     }
 
     /// The tensor as a parameter, and its slot: as it is if it is one, else in a new slot.
@@ -136,6 +134,14 @@ impl<B: OffloadTarget, K: Kind<B>> OffloadedTensor<B, K> {
         match &self.0 {
             Repr::Plain(_) => None,
             Repr::Param(param) => Some(param.slot.clone()),
+        }
+    }
+
+    /// How to place what takes the place of this, where it is an offloaded parameter as it was made.
+    pub(crate) fn directive(&self) -> Option<scope::Directive> {
+        match &self.0 {
+            Repr::Param(param) if param.views.is_empty() => param.slot.directive(),
+            _ => None,
         }
     }
 

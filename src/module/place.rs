@@ -202,7 +202,7 @@ impl<B: OffloadBackend> Placer<B> {
     fn initialise<T: Parameter>(&self, param: &Param<T>) {
         if !param.is_initialized() {
             let directive = Directive {
-                name: self.path.name(),
+                name: Some(self.path.name()),
                 policy: self.policy.clone(),
             };
             with_directive(directive, || drop(param.val()));

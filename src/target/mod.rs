@@ -64,17 +64,35 @@ impl HostAccess {
     }
 }
 
-/// The shape and element type of hosted bytes. The elements are dense, in row-major order; for a
-/// quantized tensor the packed values come first and the scales after them, as in `TensorData`.
+/// The shape and element type of hosted bytes. The elements are dense; for a quantized tensor the packed
+/// values come first and the scales after them, as in `TensorData`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Layout {
     /// The shape, in elements.
     pub shape: Shape,
     /// The element type.
     pub dtype: DType,
+    /// Whether the matrices of the last two dimensions lie column by column, as a checkpoint has them
+    /// that keeps weights the other way round; row by row where not.
+    pub transposed: bool,
 }
 
 impl Layout {
+    /// Elements in row-major order.
+    pub fn dense(shape: Shape, dtype: DType) -> Self {
+        Self {
+            shape,
+            dtype,
+            transposed: false,
+        }
+    }
+
+    /// The shape that has the elements in row-major order.
+    pub fn stored_shape(&self) -> Shape {
+        let transposed = self.transposed.then(|| View::Transpose.shape(&self.shape));
+        transposed.flatten().unwrap_or_else(|| self.shape.clone())
+    }
+
     /// The bytes of a dense tensor of this layout; for a quantized one, of its packed values and its
     /// scales. A backend may keep quantized values less densely.
     pub fn bytes(&self) -> u64 {

@@ -15,6 +15,11 @@ mod lifetime;
 mod load;
 mod logits;
 mod memory;
+mod ops;
+#[allow(dead_code)]
+#[macro_use]
+#[path = "../ops/harness/mod.rs"]
+mod ops_harness;
 mod staging;
 
 use burn_cubecl::CubeBackend;

@@ -7,6 +7,8 @@
 mod activation;
 mod bool;
 mod convert;
+#[cfg(feature = "distributed")]
+mod distributed;
 mod float;
 mod int;
 mod module;

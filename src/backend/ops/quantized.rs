@@ -1,6 +1,7 @@
 //! Operations on quantized tensors.
 
 use super::prelude::*;
+use crate::backend::scope;
 
 impl<B: OffloadTarget> QTensorOps<Self> for Offloaded<B> {
     fn q_from_data(data: TensorData, device: &Device<Self>) -> QuantizedTensor<Self> {
@@ -24,13 +25,24 @@ impl<B: OffloadTarget> QTensorOps<Self> for Offloaded<B> {
         scheme: &QuantScheme,
         qparams: QuantizationParametersPrimitive<Self>,
     ) -> QuantizedTensor<Self> {
-        let op = Op::enter();
-        let qparams = QuantizationParametersPrimitive {
-            scales: qparams.scales.read(),
-        };
-        let quantized = B::quantize(tensor.read(), scheme, qparams);
-        drop(op);
-        Lift::lift(quantized)
+        scope::replacing(tensor.directive(), || {
+            let op = Op::enter();
+            let qparams = QuantizationParametersPrimitive {
+                scales: qparams.scales.read(),
+            };
+            let quantized = B::quantize(tensor.read(), scheme, qparams);
+            drop(op);
+            Lift::lift(quantized)
+        })
+    }
+
+    fn quantize_dynamic(tensor: FloatTensor<Self>, scheme: &QuantScheme) -> QuantizedTensor<Self> {
+        scope::replacing(tensor.directive(), || {
+            let op = Op::enter();
+            let quantized = B::quantize_dynamic(tensor.read(), scheme);
+            drop(op);
+            Lift::lift(quantized)
+        })
     }
 
     fn q_detach(tensor: QuantizedTensor<Self>) -> QuantizedTensor<Self> {
@@ -58,10 +70,6 @@ impl<B: OffloadTarget> QTensorOps<Self> for Offloaded<B> {
     }
 
     forward! {
-        fn quantize_dynamic(
-            tensor: FloatTensor<Self>,
-            scheme: &QuantScheme,
-        ) -> QuantizedTensor<Self>;
         fn dequantize(tensor: QuantizedTensor<Self>, dtype: FloatDType) -> FloatTensor<Self>;
         fn q_flip(tensor: QuantizedTensor<Self>, axes: &[usize]) -> QuantizedTensor<Self>;
         fn q_repeat_dim(

@@ -18,7 +18,7 @@ use crate::{
     host::{MemoryKind, Record},
     policy::{Decision, OffloadPolicy, ParamInfo, Placement},
     report::Report,
-    target::{Kind, Layout, View},
+    target::{Kind, Layout},
 };
 
 use super::{
@@ -560,16 +560,20 @@ impl<B: OffloadBackend> Fill<'_, B> {
             unreachable!("a tied parameter is not made")
         };
         let state = open_device::<B>(&wanted.device, self.policy)?;
+        let mut shape = stored.tensor.shape.clone();
+        if wanted.turned {
+            shape.reverse();
+        }
         let layout = Layout {
-            shape: Shape::from(stored.tensor.shape.clone()),
+            shape: Shape::from(shape),
             dtype: wanted.dtype,
+            transposed: wanted.turned,
         };
         let from = stored.dtype().expect("types were checked");
         let tensor = OffloadedTensor::from_file(
             stored.slice()?,
             from,
             layout,
-            wanted.turned.then_some(View::Transpose),
             &wanted.device,
             Order {
                 name: &wanted.name,

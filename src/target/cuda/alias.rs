@@ -6,8 +6,9 @@
 //! with the offset `host address - anchor address` resolves to the host address.
 //!
 //! Invariants:
-//! - the offset and the size are computed modulo 2^64, and nobody reads `size` of an alias but
-//!   through `size_in_used`, which undoes the wrap;
+//! - the handle's size is that of the bytes it stands for, since kernels are chosen by it: the width of
+//!   their indices, and whether a tensor fills its buffer. The offset at the start, which alone would
+//!   leave less than that, is taken back by one at the end, modulo 2^64;
 //! - an anchor belongs to one block of host memory, so that the count of handles on it is the count
 //!   of handles on the block;
 //! - the block keeps a handle on its anchor, and CubeCL's memory pool another, so an alias is never
@@ -54,10 +55,11 @@ impl Anchor {
         if cfg!(debug_assertions) && address < self.address {
             return None;
         }
-        let (offset, size) = displacement(self.address, address, len);
-        let mut handle = Handle::from_memory(self.handle.memory.clone(), self.handle.stream, size);
-        handle.offset_start = Some(offset);
-        Some(handle)
+        let memory = self.handle.memory.clone();
+        Some(displaced(
+            Handle::from_memory(memory, self.handle.stream, len),
+            address.wrapping_sub(self.address),
+        ))
     }
 
     /// Whether any alias is left, besides what the block and the memory pool hold.
@@ -66,10 +68,11 @@ impl Anchor {
     }
 }
 
-/// The offset and the size of a handle on memory at `anchor` that stands for `len` bytes at `address`.
-fn displacement(anchor: u64, address: u64, len: u64) -> (u64, u64) {
-    let offset = address.wrapping_sub(anchor);
-    (offset, offset.wrapping_add(len))
+/// The handle, `offset` bytes further on in memory and as long as before.
+fn displaced(mut handle: Handle, offset: u64) -> Handle {
+    handle.offset_start = Some(offset);
+    handle.offset_end = Some(offset.wrapping_neg());
+    handle
 }
 
 #[cfg(test)]
@@ -79,6 +82,11 @@ mod tests {
     use cubecl_runtime::memory_management::ManagedMemoryHandle;
     use proptest::prelude::*;
 
+    fn alias(anchor: u64, address: u64, len: u64) -> Handle {
+        let handle = Handle::from_memory(ManagedMemoryHandle::new(), StreamId::current(), len);
+        displaced(handle, address.wrapping_sub(anchor))
+    }
+
     proptest! {
         #[test]
         fn an_alias_resolves_to_the_address_and_the_length(
@@ -86,22 +94,22 @@ mod tests {
             address: u64,
             len in 0u64..1 << 48,
         ) {
-            let (offset, size) = displacement(anchor, address, len);
-            prop_assert_eq!(anchor.wrapping_add(offset), address);
-            prop_assert_eq!(size.wrapping_sub(offset), len);
+            let handle = alias(anchor, address, len);
+            prop_assert_eq!(anchor.wrapping_add(handle.offset_start.unwrap()), address);
+            prop_assert_eq!(handle.size(), len);
+            prop_assert_eq!(handle.size_in_used(), len);
+            prop_assert_eq!(handle.binding().size_in_used(), len);
         }
-    }
 
-    #[test]
-    fn cubecl_computes_with_an_alias_as_expected() {
-        // Host memory above the device's, and below it, where the offset wraps.
-        for (anchor, address) in [(0x7f00_0000_0000, 0x7fff_0000_0000), (0x7fff_0000, 0x1000)] {
-            let (offset, size) = displacement(anchor, address, 4096);
-            let memory = ManagedMemoryHandle::new();
-            let mut handle = Handle::from_memory(memory, StreamId::current(), size);
-            handle.offset_start = Some(offset);
-            assert_eq!(handle.size_in_used(), 4096);
-            assert_eq!(handle.clone().binding().size_in_used(), 4096);
+        #[test]
+        fn a_part_of_an_alias_is_as_long_as_it_should_be(
+            anchor: u64,
+            address: u64,
+            len in 64u64..1 << 48,
+        ) {
+            let part = alias(anchor, address, len).offset_start(16).offset_end(8);
+            prop_assert_eq!(anchor.wrapping_add(part.offset_start.unwrap()), address.wrapping_add(16));
+            prop_assert_eq!(part.size_in_used(), len - 24);
         }
     }
 }

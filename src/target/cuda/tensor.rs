@@ -267,14 +267,22 @@ fn tensor(handle: Handle, layout: &Layout, device: &CudaDevice) -> Option<Tensor
     let client = CudaRuntime::client(device);
     let shape = layout.shape.clone();
     let DType::QFloat(scheme) = layout.dtype else {
-        return Some(CubeTensor::new_contiguous(
+        let mut strides = contiguous_strides(&layout.stored_shape());
+        let rank = shape.rank();
+        if layout.transposed && rank >= 2 {
+            strides.swap(rank - 2, rank - 1);
+        }
+        return Some(CubeTensor::new(
             client,
-            device.clone(),
-            shape,
             handle,
+            Metadata::new(shape, strides),
+            device.clone(),
             layout.dtype,
         ));
     };
+    if layout.transposed {
+        return None;
+    }
     // The values as CubeCL packs them on upload, then the scales.
     let mut packed = shape.to_vec();
     let unit = match (scheme.store, scheme.value) {
@@ -298,16 +306,20 @@ fn tensor(handle: Handle, layout: &Layout, device: &CudaDevice) -> Option<Tensor
         return None;
     }
     let scales_shape = params_shape(&shape, scheme.level);
-    let base = handle.offset_start.unwrap_or(0) as usize;
+    let start = handle.offset_start.unwrap_or(0);
+    let end = handle.offset_end.unwrap_or(0);
     let scales = QParamTensor {
-        offset_start: base.wrapping_add(values),
-        offset_end: 0,
+        offset_start: start.wrapping_add(values as u64) as usize,
+        offset_end: end as usize,
         metadata: Metadata::new(scales_shape.clone(), contiguous_strides(&scales_shape)),
         dtype: scale_dtype,
     };
+    // Without the scales, as CubeCL's own handle on the values.
+    let mut values_handle = handle.clone();
+    values_handle.offset_end = Some(end.wrapping_add(handle.size() - values as u64));
     Some(CubeTensor::new_quantized(
         client,
-        handle,
+        values_handle,
         shape,
         device.clone(),
         contiguous_strides(&packed),

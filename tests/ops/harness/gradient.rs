@@ -9,7 +9,7 @@ use burn::tensor::{TensorData, TensorMetadata, backend::AutodiffBackend};
 use burn_autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};
 use burn_offload::{OffloadPolicy, OffloadTarget, Offloaded};
 
-use crate::{
+use super::{
     Placing,
     case::{Args, Case, Cases, Data, Input, Types, Value},
     configure, lay,
@@ -99,7 +99,7 @@ pub fn check_all<B: OffloadTarget, C: CheckpointStrategy>(
             {
                 differentiated.insert(bare.name);
             }
-            configure::<B>(placing, device);
+            configure::<B>(placing, |policy| policy, device);
             let values = placing.lay(inputs, &data, device);
             let full = data.iter().filter(|d| !d.bytes.is_empty()).count();
             let wanted = match placing {
