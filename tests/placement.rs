@@ -1,15 +1,15 @@
 //! Placing parameters: as they are allocated, and by name. On Flex, where every figure is exact.
 
+mod common;
+
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use burn::{
-    module::{Module, Param, ParamId, Quantizer},
+    module::{Module, Param, ParamId},
     nn::{Embedding, EmbeddingConfig, Linear, LinearConfig},
     record::{BinBytesRecorder, FullPrecisionSettings, Recorder},
     tensor::{
-        Bool, Distribution, Int, Tensor, TensorData,
-        backend::Backend,
-        quantization::{Calibration, QuantLevel, QuantScheme, QuantValue},
+        Bool, Distribution, Int, Tensor, TensorData, backend::Backend, quantization::QuantValue,
     },
 };
 use burn_flex::Flex;
@@ -17,6 +17,7 @@ use burn_offload::{
     ByteSize, OffloadError, OffloadPolicy, Offloaded, Order, Placement, PolicyError, Reason,
     Report, place,
 };
+use common::quantizer;
 
 type B = Offloaded<Flex>;
 
@@ -334,15 +335,6 @@ fn two_parameters_of_one_id_that_differ_are_two() {
     assert_eq!(report.offloaded_bytes(), 2 * 8 * 8 * 4);
     model.head.weight.to_data().assert_eq(&average, true);
     model.embed.weight.to_data().assert_eq(&expected, true);
-}
-
-fn quantizer(value: QuantValue) -> Quantizer {
-    Quantizer {
-        calibration: Calibration::MinMax,
-        scheme: QuantScheme::default()
-            .with_value(value)
-            .with_level(QuantLevel::Tensor),
-    }
 }
 
 #[test]

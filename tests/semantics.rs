@@ -1,19 +1,18 @@
 //! What models rely on: a parameter stays where it was placed, and what takes its place is placed as it was.
 
+mod common;
+
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use burn::{
-    module::{Module, Quantizer},
+    module::Module,
     nn::{Embedding, EmbeddingConfig, Linear, LinearConfig},
     record::{CompactRecorder, FileRecorder, FullPrecisionSettings, NamedMpkFileRecorder, Record},
-    tensor::{
-        Int, Tensor, TensorData,
-        backend::Backend,
-        quantization::{Calibration, QuantLevel, QuantScheme, QuantValue},
-    },
+    tensor::{Int, Tensor, TensorData, backend::Backend, quantization::QuantValue},
 };
 use burn_flex::Flex;
 use burn_offload::{ByteSize, OffloadPolicy, Offloaded, Report, place};
+use common::quantizer;
 
 type B = Offloaded<Flex>;
 
@@ -63,15 +62,6 @@ impl<B: Backend> Net<B> {
         self.linear
             .forward(self.embedding.forward(tokens))
             .into_data()
-    }
-}
-
-fn quantizer(value: QuantValue) -> Quantizer {
-    Quantizer {
-        calibration: Calibration::MinMax,
-        scheme: QuantScheme::default()
-            .with_value(value)
-            .with_level(QuantLevel::Tensor),
     }
 }
 

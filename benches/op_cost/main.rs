@@ -8,7 +8,7 @@ use burn_flex::Flex;
 use burn_offload::{OffloadPolicy, Offloaded};
 use std::{hint::black_box, process::exit};
 
-/// A weight and a bias as a model has them, and an activation.
+/// A parameter, and what it meets.
 struct Tensors<B: Backend> {
     x: Tensor<B, 2>,
     weight: Tensor<B, 2>,

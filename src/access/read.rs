@@ -6,7 +6,7 @@ use burn_ir::TensorHandle;
 use crate::{
     error::OffloadError,
     host::{HostBuffer, Op},
-    target::{Access, Kind, Layout, OffloadTarget, View},
+    target::{Access, Kind, Layout, OffloadTarget},
 };
 
 use super::Reading;
@@ -67,15 +67,6 @@ impl<B: OffloadTarget, K: Kind<B>> Hosted<B, K> {
         }
     }
 
-    /// The tensor that the wrapped backend makes of data as it lies.
-    fn from_stored(&self, data: TensorData) -> K::Primitive {
-        let tensor = K::from_data(data, &self.device);
-        match self.layout.transposed {
-            true => K::view(tensor, View::Transpose),
-            false => tensor,
-        }
-    }
-
     /// The tensor for one operation: over the host memory in place, or a copy on the device.
     pub fn read(&self, reading: Reading) -> K::Primitive {
         let in_place = B::access(&self.buffer, reading) == Access::InPlace;
@@ -90,7 +81,7 @@ impl<B: OffloadTarget, K: Kind<B>> Hosted<B, K> {
         }
         match B::upload(&self.buffer, &self.layout, &self.device) {
             Some(handle) => self.tensor(handle),
-            None => self.from_stored(self.stored_data()),
+            None => K::from_stored(self.stored_data(), &self.layout, &self.device),
         }
     }
 
@@ -120,7 +111,7 @@ impl<B: OffloadTarget, K: Kind<B>> Hosted<B, K> {
             // The data shares the host memory, and a backend on the CPU would keep it.
             let mut data = self.stored_data();
             data.bytes = Bytes::from_bytes_vec(data.bytes.to_vec());
-            self.from_stored(data)
+            K::from_stored(data, &self.layout, &self.device)
         };
         let tensor = B::memory_persistent_allocations(&self.device, (), |()| copy());
         B::verify(K::erase(tensor.clone()), &self.device)?;

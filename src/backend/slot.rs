@@ -13,7 +13,7 @@ use crate::{
     error::OffloadError,
     host::{Admission, Charge, Entry, FileSlice, HostBuffer, MemoryKind, Op, Record},
     policy::{Budget, Decision, OffloadPolicy, Placement, Reason, Used},
-    target::{Kind, Layout, OffloadTarget, View},
+    target::{Kind, Layout, OffloadTarget},
 };
 
 use super::{
@@ -83,6 +83,24 @@ impl<B: OffloadTarget, K: Kind<B>> Slot<B, K> {
         }
     }
 
+    /// A slot for bytes in host memory, in the books.
+    fn offloaded(
+        layout: Layout,
+        device: &B::Device,
+        hosted: Hosted<B, K>,
+        entry: Entry,
+        policy: Arc<OffloadPolicy>,
+    ) -> Self {
+        Self {
+            layout,
+            device: device.clone(),
+            place: RwLock::new(Place::Offloaded(Arc::new(hosted))),
+            moving: Mutex::new(()),
+            entry: OnceLock::from(entry),
+            placed_by: Mutex::new(Some(policy)),
+        }
+    }
+
     /// Where the bytes are at this moment.
     pub fn place(&self) -> Place<B, K> {
         let place = self.place.read();
@@ -125,14 +143,8 @@ impl<B: OffloadTarget, K: Kind<B>> Slot<B, K> {
         };
         let record = record_of(&layout, bytes, name, decision, Some(buffer.kind()));
         let hosted = Hosted::new(buffer, layout.clone(), data.dtype, device.clone());
-        Ok(Self {
-            layout,
-            device: device.clone(),
-            place: RwLock::new(Place::Offloaded(Arc::new(hosted))),
-            moving: Mutex::new(()),
-            entry: OnceLock::from(state.ledger.open(record)),
-            placed_by: Mutex::new(Some(policy)),
-        })
+        let entry = state.ledger.open(record);
+        Ok(Self::offloaded(layout, device, hosted, entry, policy))
     }
 
     /// A parameter whose bytes lie in a file, put where `decision` says, if the budget still has room
@@ -168,13 +180,7 @@ impl<B: OffloadTarget, K: Kind<B>> Slot<B, K> {
                 dtype: layout.dtype,
             };
             drop(slice);
-            let make = |data| {
-                let tensor = K::from_data(data, device);
-                match layout.transposed {
-                    true => K::view(tensor, View::Transpose),
-                    false => tensor,
-                }
-            };
+            let make = |data| K::from_stored(data, &layout, device);
             let tensor = {
                 let _op = Op::enter();
                 B::memory_persistent_allocations(device, data, make)
@@ -210,15 +216,9 @@ impl<B: OffloadTarget, K: Kind<B>> Slot<B, K> {
         );
         let dense = Layout::dense(layout.shape.clone(), layout.dtype);
         let hosted = Hosted::new(buffer, layout, dense.dtype, device.clone());
-        Ok(Self {
-            // What later copies to the host have.
-            layout: dense,
-            device: device.clone(),
-            place: RwLock::new(Place::Offloaded(Arc::new(hosted))),
-            moving: Mutex::new(()),
-            entry: OnceLock::from(state.ledger.open(record)),
-            placed_by: Mutex::new(Some(Arc::new(policy.clone()))),
-        })
+        let (entry, policy) = (state.ledger.open(record), Arc::new(policy.clone()));
+        // Later copies to the host are dense.
+        Ok(Self::offloaded(dense, device, hosted, entry, policy))
     }
 
     /// Opens the books for a resident slot, with what kept it from the host.

@@ -4,6 +4,12 @@ use burn_backend::{
     tensor::{BoolTensor, FloatTensor, IntTensor, QuantizedTensor},
 };
 
+// With the feature, Burn's `Autodiff` is a backend for gradients only over one that has collectives.
+#[cfg(not(feature = "distributed"))]
+use burn_backend::Backend as Differentiable;
+#[cfg(feature = "distributed")]
+use burn_backend::distributed::DistributedBackend as Differentiable;
+
 use crate::{
     backend::{Offloaded, OffloadedTensor},
     target::{Bool, Float, Int, OffloadTarget, Quantized},
@@ -56,7 +62,9 @@ impl<B: OffloadTarget> OffloadBackend for Offloaded<B> {
     }
 }
 
-impl<B: OffloadTarget, C: CheckpointStrategy> OffloadBackend for Autodiff<Offloaded<B>, C> {
+impl<B: OffloadTarget + Differentiable, C: CheckpointStrategy> OffloadBackend
+    for Autodiff<Offloaded<B>, C>
+{
     type Target = B;
 
     fn float_inner(tensor: FloatTensor<Self>) -> OffloadedTensor<B, Float> {

@@ -5,6 +5,8 @@ use burn_backend::{
 };
 use burn_ir::{BackendIr, HandleKind, TensorHandle};
 
+use super::Layout;
+
 /// A change of a tensor's metadata that moves no bytes.
 #[derive(Clone, Debug)]
 pub enum View {
@@ -54,6 +56,14 @@ pub trait Kind<B: BackendIr>: Clone + Copy + fmt::Debug + Send + Sync + 'static 
     fn erase(tensor: Self::Primitive) -> HandleKind<B>;
     /// A tensor from host data.
     fn from_data(data: TensorData, device: &B::Device) -> Self::Primitive;
+    /// A tensor from host data that lies as `layout` says.
+    fn from_stored(data: TensorData, layout: &Layout, device: &B::Device) -> Self::Primitive {
+        let tensor = Self::from_data(data, device);
+        match layout.transposed {
+            true => Self::view(tensor, View::Transpose),
+            false => tensor,
+        }
+    }
     /// A tensor's data, on the host.
     fn into_data(
         tensor: Self::Primitive,

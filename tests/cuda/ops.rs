@@ -2,9 +2,7 @@
 //! bit for bit.
 
 use burn::tensor::{
-    DType, FloatDType, IntDType,
-    backend::Backend,
-    bf16,
+    DType, FloatDType, IntDType, bf16,
     quantization::{BlockSize, QuantLevel, QuantParam, QuantScheme, QuantStore, QuantValue},
 };
 use burn_offload::{AccessMode, OffloadTarget};

@@ -9,6 +9,7 @@
 mod burn_source;
 #[macro_use]
 mod harness;
+mod model;
 
 use std::{collections::BTreeSet, path::Path};
 
@@ -23,7 +24,7 @@ use burn_autodiff::checkpoint::strategy::{
 use harness::{
     Mode, activation, alone, bool,
     case::{Cases, Types},
-    check_all, float, gradient, int, model, module, programs, quantized, types,
+    check_all, float, gradient, int, module, programs, quantized, types,
 };
 
 type B = burn_flex::Flex;

@@ -7,7 +7,6 @@ pub mod bool;
 pub mod float;
 pub mod gradient;
 pub mod int;
-pub mod model;
 pub mod module;
 pub mod programs;
 pub mod quantized;

@@ -2,10 +2,10 @@
 //! gives, bit for bit.
 
 #[allow(dead_code)]
-#[path = "../../../examples/llama/config.rs"]
+#[path = "../../examples/llama/config.rs"]
 mod config;
 #[allow(dead_code)]
-#[path = "../../../examples/llama/model.rs"]
+#[path = "../../examples/llama/model.rs"]
 pub mod llama;
 
 use burn::{
@@ -27,7 +27,7 @@ use burn_autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};
 use burn_offload::{ByteSize, OffloadPolicy, OffloadTarget, Offloaded};
 use serde_json::json;
 
-use super::case::{Input, Types};
+use crate::harness::case::{Input, Types};
 use config::LlamaConfig;
 use llama::Llama;
 
