@@ -15,8 +15,8 @@ pub use error::OffloadError;
 pub use host::Stats;
 pub use module::{PlaceError, load, place};
 pub use policy::{
-    AccessMode, ByteSize, Decision, OffloadPolicy, Order, ParamInfo, Placement, PolicyError,
-    Reason, Used,
+    AccessMode, Budget, ByteSize, Decision, OffloadPolicy, Order, ParamInfo, Placement,
+    PolicyError, Reason, Used,
 };
 pub use report::Report;
 pub use target::OffloadTarget;

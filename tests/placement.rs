@@ -14,8 +14,8 @@ use burn::{
 };
 use burn_flex::Flex;
 use burn_offload::{
-    ByteSize, OffloadError, OffloadPolicy, Offloaded, Order, Placement, PolicyError, Reason,
-    Report, place,
+    Budget, ByteSize, OffloadError, OffloadPolicy, Offloaded, Order, Placement, PolicyError,
+    Reason, Report, place,
 };
 use common::quantizer;
 
@@ -286,6 +286,88 @@ fn several_modules_share_one_budget() {
 struct Tied<B: Backend> {
     embed: Embedding<B>,
     head: Linear<B>,
+}
+
+#[test]
+fn parameters_that_wait_for_their_names_count_once_they_are_placed() {
+    let _alone = alone();
+    let device = Default::default();
+    // Room for one module and its bias on the device.
+    let policy = OffloadPolicy::device_budget(ByteSize::b(UP + UP_BIAS)).with_keep(["bias"]);
+    B::configure(&device, policy.clone()).unwrap();
+    let linear = || {
+        let linear = LinearConfig::new(8, 32).init::<B>(&device);
+        // Initialised: it waits.
+        linear.weight.val();
+        linear
+    };
+    let (first, second) = (linear(), linear());
+    assert!(report().parameters.iter().all(|r| r.is_waiting()));
+    let (first, placed) = place(first, "first", &policy).unwrap();
+    assert_eq!(totals(&placed), (0, 0, UP + UP_BIAS, 2));
+    // The second's bias must stay, and there is no room left for it.
+    let refused = place(second, "second", &policy).unwrap_err();
+    assert!(
+        matches!(
+            refused.error,
+            OffloadError::Policy(PolicyError::NeverOffloadedOverBudget { resident, .. })
+                if resident == UP + UP_BIAS
+        ),
+        "{}",
+        refused.error
+    );
+    drop(first);
+    let (second, placed) = place(refused.module, "second", &policy).unwrap();
+    assert_eq!(totals(&placed), (0, 0, UP + UP_BIAS, 2));
+    drop(second);
+}
+
+#[test]
+fn threads_that_place_at_once_stay_within_the_budgets() {
+    let _alone = alone();
+    let device = Default::default();
+    let used = |policy: &OffloadPolicy| match policy.budget {
+        Budget::Device(_) => report().resident_bytes(),
+        _ => report().offloaded_bytes(),
+    };
+    // Room for four of sixteen: lazily initialised ones, and ones that are moved.
+    for policy in [
+        OffloadPolicy::device_budget(ByteSize::b(4 * UP)),
+        OffloadPolicy::host_budget(ByteSize::b(4 * UP)),
+    ] {
+        for lazy in [true, false] {
+            let away = match policy.budget {
+                Budget::Device(_) => OffloadPolicy::everything(),
+                _ => OffloadPolicy::nothing(),
+            };
+            let module = || {
+                let module = LinearConfig::new(8, 32).with_bias(false).init::<B>(&device);
+                match lazy {
+                    true => module,
+                    false => place(module, "", &away).unwrap().0,
+                }
+            };
+            let modules: Vec<_> = (0..16).map(|_| module()).collect();
+            let start = std::sync::Barrier::new(16);
+            let placed: Vec<_> = std::thread::scope(|scope| {
+                let (start, policy, used) = (&start, &policy, &used);
+                let threads: Vec<_> = modules
+                    .into_iter()
+                    .map(|module| {
+                        scope.spawn(move || {
+                            start.wait();
+                            let placed = place(module, "", policy).unwrap();
+                            assert!(used(policy) <= 4 * UP, "{}", report());
+                            placed
+                        })
+                    })
+                    .collect();
+                threads.into_iter().map(|t| t.join().unwrap()).collect()
+            });
+            assert!(used(&policy) <= 4 * UP && used(&policy) > 0, "{}", report());
+            drop(placed);
+        }
+    }
 }
 
 #[test]

@@ -129,15 +129,16 @@ impl<B: OffloadTarget, K: Kind<B>> Slot<B, K> {
         let admission = admit(&state, bytes, |used| {
             policy.decide(name.as_deref(), bytes, used)
         });
-        let decision = admission.decision;
-        let Some(charge) = admission.charge else {
-            return Err(Returned::new(data, Declined::new(name, decision, None)));
-        };
+        let Admission { decision, charge } = admission;
+        if decision.placement == Placement::Resident {
+            let declined = Declined::new(name, decision, charge);
+            return Err(Returned::new(data, declined));
+        }
         let buffer = match fill(&state, &data.bytes, charge) {
             Ok(buffer) => buffer,
             Err(refused) => {
                 warn_refused(name.as_deref(), bytes, &refused);
-                let declined = Declined::new(name, decision, Some(refused.to_string()));
+                let declined = Declined::refused(name, decision, refused.to_string());
                 return Err(Returned::new(data, declined));
             }
         };
@@ -172,8 +173,8 @@ impl<B: OffloadTarget, K: Kind<B>> Slot<B, K> {
         let admission = admit(state, bytes, |used| {
             within_budget(&decision, policy, bytes, used)
         });
-        let decision = admission.decision;
-        let Some(charge) = admission.charge else {
+        let Admission { decision, charge } = admission;
+        if decision.placement == Placement::Resident {
             let data = TensorData {
                 bytes: Bytes::from_bytes_vec(convert::to_vec(slice.bytes(), stored, layout.dtype)),
                 shape: layout.stored_shape(),
@@ -189,9 +190,9 @@ impl<B: OffloadTarget, K: Kind<B>> Slot<B, K> {
                 B::release_uploads(device);
             }
             let slot = Self::resident(tensor);
-            slot.declined(Declined::new(Some(name.into()), decision, None));
+            slot.declined(Declined::new(Some(name.into()), decision, charge));
             return Ok(slot);
-        };
+        }
         let allocator = state.host().allocator;
         let buffer = if as_it_lies {
             allocator.adopt(slice, charge)
@@ -388,11 +389,12 @@ impl<B: OffloadTarget, K: Kind<B>> Placed for Slot<B, K> {
         let admission = admit(&state, bytes, |used| {
             policy.decide(name.as_deref(), bytes, used)
         });
-        open(admission.decision.clone(), bytes);
-        let Some(charge) = admission.charge else {
+        let Admission { decision, charge } = admission;
+        open(decision.clone(), bytes);
+        if decision.placement == Placement::Resident {
             return 0;
-        };
-        match self.offload(&state, outgoing, charge, admission.decision, policy) {
+        }
+        match self.offload(&state, outgoing, charge, decision, policy) {
             Ok(()) => bytes,
             Err(err) => {
                 warn_refused(name.as_deref(), bytes, &err);
@@ -416,25 +418,43 @@ impl<B: OffloadTarget, K: Kind<B>> Placed for Slot<B, K> {
             return Ok(false);
         };
         let _moving = self.moving.lock().unwrap_or_else(PoisonError::into_inner);
+        let waits = self.entry(&state).record().is_waiting();
         match (decision.placement, self.place()) {
-            (Placement::Offloaded, Place::Resident(tensor)) => {
-                // The plan was made before; other threads may have taken from the budget since.
+            (Placement::Resident, Place::Resident(_)) if !waits => {
+                self.entry(&state)
+                    .update(|r| r.decision.reason = decision.reason);
+                Ok(false)
+            }
+            (Placement::Offloaded, Place::Offloaded(_)) => {
+                self.entry(&state)
+                    .update(|r| r.decision.reason = decision.reason);
+                Ok(false)
+            }
+            // The plan was made before; other threads may have taken from the budget since.
+            (_, Place::Resident(tensor)) => {
                 let (outgoing, bytes) = self.outgoing(tensor)?;
-                let admission = admit(&state, bytes, |used| {
+                let Admission { decision, charge } = admit(&state, bytes, |used| {
                     within_budget(&decision, policy, bytes, used)
                 });
-                match admission.charge {
-                    Some(charge) => self
+                match decision.placement {
+                    Placement::Offloaded => self
                         .offload(&state, outgoing, charge, decision, Arc::new(policy.clone()))
                         .map(|()| true),
-                    None => {
-                        let decision = admission.decision;
+                    Placement::Resident => {
                         self.entry(&state).update(|r| r.decision = decision);
                         Ok(false)
                     }
                 }
             }
             (Placement::Resident, Place::Offloaded(hosted)) => {
+                let Admission { decision, charge } = admit(&state, self.bytes(), |used| {
+                    within_budget(&decision, policy, self.bytes(), used)
+                });
+                if decision.placement == Placement::Offloaded {
+                    self.entry(&state)
+                        .update(|r| r.decision.reason = decision.reason);
+                    return Ok(false);
+                }
                 // The host copy is let go only when the device is known to have its own.
                 let tensor = hosted.upload().map_err(|err| OffloadError::NotRecalled {
                     name: self.name(),
@@ -447,12 +467,8 @@ impl<B: OffloadTarget, K: Kind<B>> Placed for Slot<B, K> {
                     r.memory = None;
                     r.refused = None;
                 });
+                drop(charge);
                 Ok(true)
-            }
-            _ => {
-                self.entry(&state)
-                    .update(|r| r.decision.reason = decision.reason);
-                Ok(false)
             }
         }
     }
@@ -495,19 +511,26 @@ pub struct Order<'a> {
 
 /// A decision that was planned, unless others have taken from the budget since.
 fn within_budget(planned: &Decision, policy: &OffloadPolicy, bytes: u64, used: Used) -> Decision {
-    match policy.budget {
-        Budget::Host(cap)
-            if planned.placement == Placement::Offloaded
-                && used.offloaded.saturating_add(bytes) > cap.as_u64() =>
-        {
-            Decision {
+    let (cap, taken, over): (_, _, fn(u64) -> Decision) = match (policy.budget, &planned.reason) {
+        (Budget::Host(cap), _) if planned.placement == Placement::Offloaded => {
+            (cap, used.offloaded, |left| Decision {
                 placement: Placement::Resident,
-                reason: Reason::OverHostBudget {
-                    left: cap.as_u64().saturating_sub(used.offloaded),
-                },
-            }
+                reason: Reason::OverHostBudget { left },
+            })
         }
-        _ => planned.clone(),
+        (Budget::Device(cap), Reason::WithinDeviceBudget) => {
+            (cap, used.resident, |left| Decision {
+                placement: Placement::Offloaded,
+                reason: Reason::OverDeviceBudget { left },
+            })
+        }
+        _ => return planned.clone(),
+    };
+    let left = cap.as_u64().saturating_sub(taken);
+    if bytes > left {
+        over(left)
+    } else {
+        planned.clone()
     }
 }
 
@@ -537,14 +560,26 @@ pub struct Declined {
     name: Option<String>,
     decision: Option<Decision>,
     refused: Option<String>,
+    /// Its bytes on the device, until they are in the books.
+    _charge: Option<Charge>,
 }
 
 impl Declined {
-    fn new(name: Option<String>, decision: Decision, refused: Option<String>) -> Self {
+    fn new(name: Option<String>, decision: Decision, charge: Charge) -> Self {
         Self {
             name,
             decision: Some(decision),
-            refused,
+            refused: None,
+            _charge: Some(charge),
+        }
+    }
+
+    fn refused(name: Option<String>, decision: Decision, refused: String) -> Self {
+        Self {
+            name,
+            decision: Some(decision),
+            refused: Some(refused),
+            _charge: None,
         }
     }
 }

@@ -3,7 +3,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use crate::policy::{Decision, Placement, Used};
+use crate::policy::{Decision, Placement, Reason, Used};
 
 use super::MemoryKind;
 
@@ -28,6 +28,25 @@ pub struct Record {
     pub refused: Option<String>,
 }
 
+impl Record {
+    /// The side of the budget that the parameter's line counts on. Host bytes are charged by their memory,
+    /// and what waits on the device for its name is on no side yet.
+    fn counts(&self) -> u64 {
+        match self.decision {
+            Decision {
+                placement: Placement::Resident,
+                ref reason,
+            } if *reason != Reason::Unnamed => self.bytes,
+            _ => 0,
+        }
+    }
+
+    /// Whether the parameter waits on the device until it is placed by name.
+    pub fn is_waiting(&self) -> bool {
+        self.decision.reason == Reason::Unnamed
+    }
+}
+
 /// The account of one device: every parameter, where it is, and the host bytes taken.
 #[derive(Debug, Default)]
 pub struct Ledger {
@@ -38,6 +57,7 @@ pub struct Ledger {
 struct Books {
     next: u64,
     records: BTreeMap<u64, Record>,
+    /// Bytes of parameters that were placed on the device, and those reserved for them.
     resident: u64,
     /// Host bytes charged: those of live parameters, and those on their way back to the system.
     charged: u64,
@@ -51,29 +71,26 @@ impl Books {
         }
     }
 
-    fn count(&mut self, record: &Record) {
-        if record.decision.placement == Placement::Resident {
-            self.resident += record.bytes;
-        }
-    }
-
-    fn discount(&mut self, record: &Record) {
-        if record.decision.placement == Placement::Resident {
-            self.resident -= record.bytes;
+    fn side(&mut self, side: Placement) -> &mut u64 {
+        match side {
+            Placement::Resident => &mut self.resident,
+            Placement::Offloaded => &mut self.charged,
         }
     }
 }
 
-/// The right to a number of host bytes. They count against the budget until it is dropped.
+/// The right to a number of bytes in host memory, or on the device. They count against the budget until
+/// it is dropped: with the host memory, or once a resident parameter has its line in the books.
 #[derive(Debug)]
 pub struct Charge {
     ledger: Arc<Ledger>,
     bytes: u64,
+    side: Placement,
 }
 
 impl Drop for Charge {
     fn drop(&mut self) {
-        self.ledger.lock().charged -= self.bytes;
+        *self.ledger.lock().side(self.side) -= self.bytes;
     }
 }
 
@@ -88,7 +105,7 @@ impl Drop for Entry {
     fn drop(&mut self) {
         let mut books = self.ledger.lock();
         if let Some(record) = books.records.remove(&self.id) {
-            books.discount(&record);
+            books.resident -= record.counts();
         }
     }
 }
@@ -98,8 +115,8 @@ impl Drop for Entry {
 pub struct Admission {
     /// What the policy said, with the budget as it stood.
     pub decision: Decision,
-    /// The host bytes, reserved, when that is to offload.
-    pub charge: Option<Charge>,
+    /// The bytes, reserved where that is.
+    pub charge: Charge,
 }
 
 impl Ledger {
@@ -108,12 +125,12 @@ impl Ledger {
         self.books.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Opens a line for a parameter that is resident.
+    /// Opens a parameter's line.
     pub fn open(self: &Arc<Self>, record: Record) -> Entry {
         let mut books = self.lock();
         let id = books.next;
         books.next += 1;
-        books.count(&record);
+        books.resident += record.counts();
         books.records.insert(id, record);
         Entry {
             ledger: self.clone(),
@@ -121,22 +138,26 @@ impl Ledger {
         }
     }
 
-    /// Asks `decide` for a place for `bytes` more bytes, and reserves them if it is the host.
+    /// Asks `decide` for a place for `bytes` more bytes, and reserves them there.
     /// One step: no other allocation sees the books in between.
     pub fn admit(self: &Arc<Self>, bytes: u64, decide: impl FnOnce(Used) -> Decision) -> Admission {
         let mut books = self.lock();
         let decision = decide(books.used());
-        let charge = (decision.placement == Placement::Offloaded).then(|| {
-            books.charged += bytes;
-            Charge {
-                ledger: self.clone(),
-                bytes,
-            }
-        });
+        let charge = Charge {
+            ledger: self.clone(),
+            bytes: if decision.reason == Reason::Unnamed {
+                0
+            } else {
+                bytes
+            },
+            side: decision.placement,
+        };
+        *books.side(charge.side) += charge.bytes;
         Admission { decision, charge }
     }
 
-    /// What the device holds: host bytes charged, and parameter bytes resident.
+    /// What counts against budgets: host bytes charged, and bytes of parameters placed on the device.
+    /// Those that wait there for their names are not placed yet.
     pub fn used(&self) -> Used {
         self.lock().used()
     }
@@ -171,8 +192,7 @@ impl Entry {
         let old = books.records[&self.id].clone();
         let mut new = old.clone();
         change(&mut new);
-        books.discount(&old);
-        books.count(&new);
+        books.resident = books.resident - old.counts() + new.counts();
         books.records.insert(self.id, new);
     }
 }
@@ -219,9 +239,10 @@ mod tests {
         let policy = OffloadPolicy::host_budget(bytesize::ByteSize::b(10));
         let admit = |bytes| ledger.admit(bytes, |used| policy.decide(None, bytes, used));
         let first = admit(8);
-        assert!(first.charge.is_some());
-        assert!(
-            admit(3).charge.is_none(),
+        assert_eq!(first.decision.placement, Placement::Offloaded);
+        assert_eq!(
+            admit(3).decision.placement,
+            Placement::Resident,
             "11 bytes are over the budget of 10"
         );
         assert_eq!(
@@ -230,25 +251,50 @@ mod tests {
             "charged, but no live parameter has it"
         );
         drop(first);
-        assert!(admit(10).charge.is_some());
+        assert_eq!(admit(10).decision.placement, Placement::Offloaded);
     }
 
     #[test]
     fn concurrent_admissions_never_pass_the_budget() {
+        let cap = bytesize::ByteSize::b(1000);
+        for (policy, capped) in [
+            (OffloadPolicy::host_budget(cap), Placement::Offloaded),
+            (OffloadPolicy::device_budget(cap), Placement::Resident),
+        ] {
+            let ledger = Arc::new(Ledger::default());
+            let kept = Mutex::new(Vec::new());
+            std::thread::scope(|scope| {
+                for _ in 0..8 {
+                    scope.spawn(|| {
+                        for _ in 0..100 {
+                            let got = ledger.admit(7, |used| policy.decide(None, 7, used));
+                            let used = ledger.used();
+                            let used = match capped {
+                                Placement::Offloaded => used.offloaded,
+                                Placement::Resident => used.resident,
+                            };
+                            assert!(used <= 1000);
+                            if got.decision.placement == capped {
+                                kept.lock().unwrap().push(got.charge);
+                            }
+                        }
+                    });
+                }
+            });
+            assert_eq!(kept.lock().unwrap().len(), 1000 / 7);
+        }
+    }
+
+    #[test]
+    fn what_waits_for_its_name_counts_once_it_is_placed() {
         let ledger = Arc::new(Ledger::default());
-        let policy = OffloadPolicy::host_budget(bytesize::ByteSize::b(1000));
-        let kept = Mutex::new(Vec::new());
-        std::thread::scope(|scope| {
-            for _ in 0..8 {
-                scope.spawn(|| {
-                    for _ in 0..100 {
-                        let got = ledger.admit(7, |used| policy.decide(None, 7, used));
-                        assert!(ledger.used().offloaded <= 1000);
-                        kept.lock().unwrap().extend(got.charge);
-                    }
-                });
-            }
-        });
-        assert_eq!(kept.lock().unwrap().len(), 1000 / 7);
+        let policy = OffloadPolicy::device_budget(bytesize::ByteSize::b(10)).with_keep(["norm"]);
+        let waiting = ledger.admit(8, |used| policy.decide(None, 8, used));
+        let mut line = record(8, Placement::Resident);
+        line.decision = waiting.decision;
+        let entry = ledger.open(line);
+        assert_eq!(ledger.used(), Used::default());
+        entry.update(|r| r.decision.reason = Reason::WithinDeviceBudget);
+        assert_eq!(ledger.used().resident, 8);
     }
 }

@@ -10,7 +10,7 @@ use crate::{
     backend::{DeviceState, Directive, Offloaded, OffloadedTensor, Placed, with_directive},
     error::OffloadError,
     host::Record,
-    policy::{OffloadPolicy, ParamInfo, Placement, Used},
+    policy::{Budget, OffloadPolicy, ParamInfo, Placement, Used},
     report::Report,
     target::Kind,
 };
@@ -50,8 +50,13 @@ impl<M> From<PlaceError<M>> for OffloadError {
 /// The names are the paths of the fields, as in `layers.3.mlp.up.weight`, under `prefix` (empty for
 /// none). Parameters that are not initialised yet are initialised straight into their place; the
 /// others are moved where the policy wants them elsewhere. The budget counts what the device holds
-/// besides this module, so several modules can be placed under one. A parameter that several
-/// fields share is stored and counted once.
+/// besides this module, so several modules can be placed under one; parameters that still wait on the
+/// device for their names do not count until they are placed. A parameter that several fields share is
+/// stored and counted once.
+///
+/// The policy is this call's own: it may differ from the one the device was configured with, whose budget
+/// then has no say. How the memory is read (`access`, `staging_budget`, `prefetch`, `uva`, `pin`) is the
+/// device's, as it was configured. Clones share their parameters' places and names with the module.
 ///
 /// A device that was never configured gets its host memory by this policy, and offloads nothing by
 /// itself.
@@ -286,7 +291,7 @@ impl<B: OffloadBackend> Placer<B> {
         for found in here {
             let record = found.slot.record();
             let bytes = record.as_ref().map_or(0, |r| r.bytes);
-            if let Some(record) = record {
+            if let Some(record) = record.filter(|r| !r.is_waiting()) {
                 let side = match record.decision.placement {
                     Placement::Resident => &mut used.resident,
                     Placement::Offloaded => &mut used.offloaded,
@@ -302,7 +307,11 @@ impl<B: OffloadBackend> Placer<B> {
         used.offloaded = used.offloaded.saturating_sub(state.ledger.retiring());
         let plan = self.policy.plan(&params, used)?;
         // Room is made before it is taken.
-        for first in [Placement::Resident, Placement::Offloaded] {
+        let order = match self.policy.budget {
+            Budget::Device(_) => [Placement::Offloaded, Placement::Resident],
+            _ => [Placement::Resident, Placement::Offloaded],
+        };
+        for first in order {
             for (found, decision) in here.iter().zip(&plan) {
                 if decision.placement == first {
                     found.slot.move_to(decision.clone(), &self.policy)?;

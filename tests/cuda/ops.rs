@@ -2,7 +2,7 @@
 //! bit for bit.
 
 use burn::tensor::{
-    DType, FloatDType, IntDType, bf16,
+    BoolDType, DType, FloatDType, IntDType, bf16,
     quantization::{BlockSize, QuantLevel, QuantParam, QuantScheme, QuantStore, QuantValue},
 };
 use burn_offload::{AccessMode, OffloadTarget};
@@ -19,6 +19,14 @@ const MODES: [(&str, Mode); 2] = [
     ("in place", |policy| policy.with_access(AccessMode::InPlace)),
     ("staged", |policy| policy.with_access(AccessMode::Staged)),
 ];
+
+/// burn-cuda keeps a boolean in a byte.
+fn cuda_types(float: FloatDType, int: IntDType) -> Types {
+    Types {
+        bool: BoolDType::U8,
+        ..types(float, int)
+    }
+}
 
 fn check<B: OffloadTarget<Device = CudaDevice>>(name: &str) {
     let device = CudaDevice::default();
@@ -43,7 +51,7 @@ fn check<B: OffloadTarget<Device = CudaDevice>>(name: &str) {
                 );
                 continue;
             }
-            let types = types(float_type, int_type);
+            let types = cuda_types(float_type, int_type);
             macro_rules! run {
                 ($($cases:ident)*) => {$(
                     let (bare, offloaded) = ($cases::cases(), $cases::cases());
@@ -69,7 +77,7 @@ fn check<B: OffloadTarget<Device = CudaDevice>>(name: &str) {
                     .with_store(QuantStore::PackedU32(0));
                 let types = Types {
                     scheme,
-                    ..types(FloatDType::F32, IntDType::I32)
+                    ..cuda_types(FloatDType::F32, IntDType::I32)
                 };
                 let (bare, offloaded) = (quantized::cases(), quantized::cases());
                 let cases = bare.len();

@@ -113,7 +113,7 @@ impl Input {
             }
             Self::Bool(shape) => {
                 let values: Vec<bool> = numbers(shape).into_iter().map(|n| n % 3 == 0).collect();
-                TensorData::new(values, shape.clone())
+                TensorData::new(values, shape.clone()).convert_dtype(types.bool.into())
             }
         }
     }

@@ -189,15 +189,32 @@ fn check<B: OffloadTarget>(
         })
         .collect();
     let bare_run = |viewed| {
-        let operands = lay(&bare.inputs, &data, viewed, device, |_, make| make());
-        run(bare, operands, types, device)
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            let operands = lay(&bare.inputs, &data, viewed, device, |_, make| make());
+            // What cannot be read back cannot be compared.
+            operands
+                .iter()
+                .cloned()
+                .for_each(|value| drop(value.read()));
+            run(bare, operands, types, device)
+        }));
+        let outcome = outcome.unwrap_or(Err(()));
+        if outcome.is_err() {
+            settle::<B>(device);
+        }
+        outcome
     };
     let expected = bare_run(false);
     let expected_viewed = bare_run(true);
 
     for placing in Placing::of(data.len()) {
-        configure::<B>(placing, mode, device);
         let viewed = placing == Placing::AllViewed;
+        let expected = if viewed { &expected_viewed } else { &expected };
+        if expected.is_err() {
+            // The wrapped backend does not do this.
+            continue;
+        }
+        configure::<B>(placing, mode, device);
         let make = || -> Vec<Value<O<B>>> { placing.lay(&bare.inputs, &data, device) };
         let operands = make();
         // What has no bytes has no place either.
@@ -212,12 +229,11 @@ fn check<B: OffloadTarget>(
                 "{placing:?}: {there} operands are in host memory, not {wanted}"
             ));
         }
-        let expected = if viewed { &expected_viewed } else { &expected };
         // Somebody else has them too.
         let kept = operands.clone();
         let got = run(offloaded, operands, types, device);
         if got != *expected {
-            return Err(format!("{placing:?}: {got:?}\ninstead of {expected:?}"));
+            return Err(format!("{placing:?}: {}", difference(&got, expected)));
         }
         for (at, (value, data)) in kept.into_iter().zip(&data).enumerate() {
             let intact = match swapped(&bare.inputs[at], data).filter(|_| viewed) {
@@ -233,11 +249,40 @@ fn check<B: OffloadTarget>(
         let got = run(offloaded, make(), types, device);
         if got != *expected {
             return Err(format!(
-                "{placing:?}, not shared: {got:?}\ninstead of {expected:?}"
+                "{placing:?}, not shared: {}",
+                difference(&got, expected)
             ));
         }
     }
     Ok(expected.is_ok())
+}
+
+/// Has a device that queues its work report, and forget, what the backend refused.
+fn settle<B: Backend>(device: &B::Device) {
+    for _ in 0..4 {
+        let synced = catch_unwind(AssertUnwindSafe(|| B::sync(device)));
+        if matches!(synced, Ok(Ok(()))) {
+            return;
+        }
+    }
+}
+
+/// What a result is that it should not be, with its values where they can be told.
+fn difference(got: &Outcome, expected: &Outcome) -> String {
+    let values = |outcome: &Outcome| match outcome {
+        Ok(results) => {
+            let values = |data: &Data| match data {
+                Data::Tensor(data) if data.dtype.is_float() => {
+                    let values: Vec<f64> = data.iter::<f64>().collect();
+                    format!("{:?} {values:?}", data.shape)
+                }
+                data => format!("{data:?}"),
+            };
+            results.iter().map(values).collect::<Vec<_>>().join(", ")
+        }
+        Err(()) => "a panic".into(),
+    };
+    format!("{}\ninstead of {}", values(got), values(expected))
 }
 
 /// Runs every case; returns the names of those that the wrapped backend refuses, with a panic.
@@ -261,7 +306,10 @@ pub fn check_all<B: OffloadTarget>(
                 refused.insert(bare.name);
             }
             Ok(Err(why)) => wrong.push(format!("{}: {why}", bare.name)),
-            Err(_) => wrong.push(format!("{}: panicked outside the operation", bare.name)),
+            Err(_) => {
+                wrong.push(format!("{}: panicked outside the operation", bare.name));
+                settle::<B>(device);
+            }
         }
     }
     Offloaded::<B>::configure(device, OffloadPolicy::nothing()).expect("nothing can be offloaded");
