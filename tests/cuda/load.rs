@@ -64,7 +64,23 @@ fn write(folder: &std::path::Path) {
     fs::write(path, index.to_string()).expect("there is room");
 }
 
-fn check<B: OffloadTarget<Device = CudaDevice>>(name: &str) {
+/// The mean distance of the values of two runs.
+fn distance(a: &[TensorData], b: &[TensorData]) -> f64 {
+    let pairs = a.iter().zip(b);
+    let distances: Vec<f64> = pairs
+        .flat_map(|(a, b)| {
+            let pairs = a.iter::<f64>().zip(b.iter::<f64>());
+            pairs.map(|(a, b)| (a - b).abs()).collect::<Vec<_>>()
+        })
+        .collect();
+    distances.iter().sum::<f64>() / distances.len() as f64
+}
+
+/// `exact`: resident weights give the same bits. Without it they are close, and all ways of reading
+/// offloaded ones give the same bits: burn-fusion puts a resident weight that lies by columns into the block
+/// of the operation before it, and so stores it anew, by rows, for the product; an offloaded one enters its
+/// queue between the two and is read as it lies.
+fn check<B: OffloadTarget<Device = CudaDevice>>(name: &str, exact: bool) {
     type Model<B> = Stack<Offloaded<B>>;
     let device = CudaDevice::default();
     let folder = tempfile::tempdir().expect("there is room");
@@ -88,7 +104,8 @@ fn check<B: OffloadTarget<Device = CudaDevice>>(name: &str) {
     let (resident, report) = load(&OffloadPolicy::nothing());
     assert_eq!(report.offloaded_bytes(), 0, "{report}");
     run(&resident);
-    let expected = run(&resident);
+    let with_resident = run(&resident);
+    let mut expected = exact.then(|| with_resident.clone());
     drop(resident);
     assert_all_given_back::<B>();
 
@@ -112,11 +129,23 @@ fn check<B: OffloadTarget<Device = CudaDevice>>(name: &str) {
             )
         });
         let in_file = in_file.count();
-        assert!(run(&model) == expected, "{name}, {mode}");
+        // Other blocks are fused in the first run than later.
+        run(&model);
+        let got = run(&model);
+        let away = distance(&got, &with_resident);
+        assert!(away < 0.01, "{name}, {mode}: {away} away from resident");
+        let expected = expected.get_or_insert_with(|| got.clone());
+        assert!(got == *expected, "{name}, {mode}");
+        let same = match got == with_resident {
+            true => "bit-identical".into(),
+            false => format!(
+                "the same bits for every way offloaded, on average {away:.1e} away from resident"
+            ),
+        };
         line(
             &format!("loaded from a checkpoint in two files, {name}, {mode}"),
             format!(
-                "bit-identical, {in_file} of {LAYERS} parameters left in the file as {}, loaded in \
+                "{same}, {in_file} of {LAYERS} parameters left in the file as {}, loaded in \
                  {:.0} ms",
                 report.parameters[0]
                     .memory
@@ -132,12 +161,12 @@ fn check<B: OffloadTarget<Device = CudaDevice>>(name: &str) {
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn load_eager() {
-    check::<Eager<bf16>>("without fusion");
+    check::<Eager<bf16>>("without fusion", true);
 }
 
 #[cfg(feature = "fusion")]
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn load_fused() {
-    check::<crate::Fused<bf16>>("with fusion");
+    check::<crate::Fused<bf16>>("with fusion", false);
 }
