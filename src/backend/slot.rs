@@ -390,10 +390,16 @@ impl<B: OffloadTarget, K: Kind<B>> Placed for Slot<B, K> {
             policy.decide(name.as_deref(), bytes, used)
         });
         let Admission { decision, charge } = admission;
-        open(decision.clone(), bytes);
         if decision.placement == Placement::Resident {
+            open(decision, bytes);
             return 0;
         }
+        // Until it lies in the memory that was reserved for it, it counts on that side alone.
+        let waiting = Decision {
+            placement: Placement::Resident,
+            reason: Reason::Unnamed,
+        };
+        open(waiting, bytes);
         match self.offload(&state, outgoing, charge, decision, policy) {
             Ok(()) => bytes,
             Err(err) => {
