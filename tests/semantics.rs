@@ -5,7 +5,8 @@ mod common;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use burn::{
-    module::Module,
+    backend::Autodiff,
+    module::{AutodiffModule, Module},
     nn::{Embedding, EmbeddingConfig, Linear, LinearConfig},
     record::{CompactRecorder, FileRecorder, FullPrecisionSettings, NamedMpkFileRecorder, Record},
     tensor::{Int, Tensor, TensorData, backend::Backend, quantization::QuantValue},
@@ -207,4 +208,42 @@ fn what_is_read_out_comes_from_host_memory() {
     drop(linear);
     // The data keeps the memory alive, and does not change with it.
     assert_eq!(data, again);
+}
+
+/// Each of these is another handle of the same parameters: nothing is stored twice, nothing becomes resident.
+#[test]
+fn a_module_that_is_cloned_forked_frozen_or_validated_keeps_its_host_memory() {
+    let _alone = alone();
+    let device = Default::default();
+    configure(OffloadPolicy::host_budget(ByteSize::mib(1)));
+    let inner = Net::<B>::new(&device);
+    let expected = inner.forward(&device);
+    let net = Net::<Autodiff<B>>::from_inner(inner);
+    let placed = (3, BYTES);
+    assert_eq!(offloaded(), placed);
+    let check = |what: &str, out: TensorData| {
+        assert_eq!(out, expected, "{what}");
+        assert_eq!(offloaded(), placed, "{what}: {}", report());
+        assert_eq!(report().parameters.len(), 3, "{what}: {}", report());
+        assert_eq!(B::host_bytes_charged(&device), BYTES, "{what}");
+    };
+
+    // Autodiff keeps what a forward pass read until a backward pass, so none is made with gradients.
+    let cloned = net.clone();
+    check("clone", cloned.valid().forward(&device));
+    let forked = net.clone().fork(&device);
+    check("fork", forked.valid().forward(&device));
+    let valid = net.valid();
+    check("valid", valid.forward(&device));
+    let frozen = net.clone().no_grad();
+    check("no_grad", frozen.forward(&device));
+    let moved = net.clone().to_device(&device);
+    check("to_device", moved.valid().forward(&device));
+
+    // Whichever handle is the last keeps the memory alive.
+    drop((net, cloned, forked, frozen, moved));
+    check("the last one", valid.forward(&device));
+    drop(valid);
+    assert_eq!(offloaded(), (0, 0), "{}", report());
+    assert_eq!(B::host_bytes_charged(&device), 0);
 }

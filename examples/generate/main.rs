@@ -30,6 +30,9 @@ use llama::{
     tokenizer::{Tokenizer, TokenizerError},
 };
 
+/// Generated when no flag says how many.
+const DEFAULT_TOKENS: usize = 128;
+
 /// Continue a prompt with a model whose parameters are in host memory
 #[derive(Debug, Parser)]
 struct Args {
@@ -41,9 +44,9 @@ struct Args {
     #[arg(long, default_value = "In the beginning")]
     prompt: String,
 
-    /// Generate up to this many tokens
-    #[arg(long, value_name = "N", default_value_t = 128, value_parser = at_least_one)]
-    tokens: usize,
+    /// Generate up to this many tokens [default: 128, or as many as the model reads]
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    tokens: Option<usize>,
 
     /// Of the choice of tokens
     #[arg(long, default_value_t = 0)]
@@ -161,7 +164,7 @@ fn run<T: OffloadTarget>(args: &Args) -> Result<(), GenerateError> {
         let tokens = prompt.len();
         return Err(GenerateError::LongPrompt { tokens, most });
     }
-    if args.tokens > room {
+    if args.tokens.is_some_and(|tokens| tokens > room) {
         eprintln!("note: this model reads at most {most} tokens, so {room} are generated");
     }
 
@@ -197,7 +200,7 @@ fn run<T: OffloadTarget>(args: &Args) -> Result<(), GenerateError> {
     let speed = generate(
         &model,
         &prompt,
-        args.tokens.min(room),
+        args.tokens.unwrap_or(DEFAULT_TOKENS).min(room),
         &config.eos_token_ids,
         &mut sampler,
         |token| -> Result<(), GenerateError> {

@@ -11,11 +11,11 @@ use burn_offload::{
 #[command(next_help_heading = "Placement")]
 pub struct PolicyArgs {
     /// Offload parameters into at most this much host memory (such as 20GiB)
-    #[arg(long, value_name = "SIZE", group = "budget")]
+    #[arg(long, value_name = "SIZE", group = "budget", value_parser = size)]
     host_budget: Option<ByteSize>,
 
     /// Keep at most this much of the parameters on the device, and offload the rest
-    #[arg(long, value_name = "SIZE", group = "budget")]
+    #[arg(long, value_name = "SIZE", group = "budget", value_parser = size)]
     device_budget: Option<ByteSize>,
 
     /// Offload only parameters with these names or parts of names (such as mlp,layers.3)
@@ -23,7 +23,8 @@ pub struct PolicyArgs {
         long,
         value_name = "NAME,...",
         value_delimiter = ',',
-        requires = "budget"
+        requires = "budget",
+        conflicts_with = "policy"
     )]
     params: Vec<String>,
 
@@ -32,12 +33,13 @@ pub struct PolicyArgs {
         long,
         value_name = "NAME,...",
         value_delimiter = ',',
-        requires = "budget"
+        requires = "budget",
+        conflicts_with = "policy"
     )]
     keep: Vec<String>,
 
     /// Which parameters are offloaded first
-    #[arg(long, value_enum, requires = "budget")]
+    #[arg(long, value_enum, requires = "budget", conflicts_with = "policy")]
     order: Option<OrderArg>,
 
     /// Read the policy from this file (.toml or .json)
@@ -47,6 +49,11 @@ pub struct PolicyArgs {
     /// Offload nothing
     #[arg(long, conflicts_with_all = ["budget", "policy"])]
     resident: bool,
+}
+
+fn size(text: &str) -> Result<ByteSize, String> {
+    text.parse()
+        .map_err(|_| "it must be a number of bytes or a size such as 512MiB or 20GiB".into())
 }
 
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
