@@ -23,8 +23,7 @@ pub struct PolicyArgs {
         long,
         value_name = "NAME,...",
         value_delimiter = ',',
-        requires = "budget",
-        conflicts_with = "policy"
+        requires = "budget"
     )]
     params: Vec<String>,
 
@@ -33,17 +32,16 @@ pub struct PolicyArgs {
         long,
         value_name = "NAME,...",
         value_delimiter = ',',
-        requires = "budget",
-        conflicts_with = "policy"
+        requires = "budget"
     )]
     keep: Vec<String>,
 
     /// Which parameters are offloaded first
-    #[arg(long, value_enum, requires = "budget", conflicts_with = "policy")]
+    #[arg(long, value_enum, requires = "budget")]
     order: Option<OrderArg>,
 
     /// Read the policy from this file (.toml or .json)
-    #[arg(long, value_name = "FILE", conflicts_with = "budget")]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["budget", "params", "keep", "order"])]
     policy: Option<PathBuf>,
 
     /// Offload nothing
