@@ -7,7 +7,7 @@ use std::{fs, path::Path};
 
 use burn::tensor::{DType, Int, Tensor, TensorData, bf16};
 use burn_flex::Flex;
-use burn_offload::{OffloadPolicy, Offloaded};
+use burn_offload::{ByteSize, OffloadPolicy, Offloaded, Report, place};
 use serde_json::{Value, json};
 
 use llama::{
@@ -15,6 +15,7 @@ use llama::{
     config::{ConfigError, LlamaConfig},
     generation::{GenerationError, generate},
     model::Llama,
+    quantize::{Bits, quantize},
     sample::{NotANumber, Sampler, Sampling},
 };
 
@@ -241,6 +242,76 @@ fn configurations_have_defaults() {
     assert!(config.eos_token_ids.is_empty());
     let error = LlamaConfig::from_json("{").unwrap_err();
     assert!(matches!(error, ConfigError::Json(_)), "{error}");
+}
+
+#[test]
+fn quantized_models_are_placed_as_any_and_are_smaller() {
+    let (tokens, _) = tokens_and_logits();
+    let kjv = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/examples/kjv"));
+    // Rows that are no multiple of a block, and rows that are.
+    for folder in [tiny(), kjv] {
+        let load = |policy: &OffloadPolicy, bits: Option<Bits>| {
+            let checkpoint = Checkpoint::open(folder).unwrap();
+            let device = Default::default();
+            let dtype = Some(DType::F32);
+            let (model, report) = checkpoint
+                .load::<B>(dtype, &device, policy, |_| {})
+                .unwrap();
+            match bits {
+                Some(bits) => place(quantize(model, bits), "", policy).unwrap(),
+                None => (model, report),
+            }
+        };
+        let logits = |model: &Llama<B>| {
+            let logits = model.forward(tokens.clone(), &mut model.cache());
+            logits.into_data()
+        };
+        let size = |report: &Report, name: &str| -> u64 {
+            let named = |n: &Option<String>| n.as_deref().is_some_and(|n| n.ends_with(name));
+            let parameters = report.parameters.iter();
+            parameters.filter(|p| named(&p.name)).map(|p| p.bytes).sum()
+        };
+
+        let whole = OffloadPolicy::device_budget(ByteSize::b(0));
+        let (model, before) = load(&whole, None);
+        let full = logits(&model);
+        // The host budget is the device's, whatever models are on it.
+        drop(model);
+        // Flex has a byte for a weight of four bits too.
+        for (bits, error) in [(Bits::Q8, 0.1), (Bits::Q4, 1.2)] {
+            let (resident, report) = load(&OffloadPolicy::nothing(), Some(bits));
+            assert_eq!(report.offloaded_bytes(), 0, "{report}");
+            let expected = logits(&resident);
+            drop(resident);
+
+            let (model, after) = load(&whole, Some(bits));
+            assert_eq!(after.resident_bytes(), 0, "{after}");
+            assert_eq!(logits(&model), expected, "{bits:?}");
+            let shrunk = size(&before, "proj.weight") as f64 / size(&after, "proj.weight") as f64;
+            assert!(shrunk > 3.4, "{bits:?}: {shrunk}\n{after}");
+            assert_eq!(size(&before, "norm.weight"), size(&after, "norm.weight"));
+            drop(model);
+
+            let half = OffloadPolicy::host_budget(ByteSize::b(after.offloaded_bytes() / 2));
+            let (model, report) = load(&half, Some(bits));
+            assert!(
+                report.offloaded_bytes() > 0 && report.resident_bytes() > 0,
+                "{report}"
+            );
+            assert!(
+                report.offloaded_bytes() <= after.offloaded_bytes() / 2,
+                "{report}"
+            );
+            assert_eq!(logits(&model), expected, "{bits:?}, half");
+
+            let values = |data: &TensorData| data.iter::<f32>().collect::<Vec<_>>();
+            let (full, expected) = (values(&full), values(&expected));
+            let squares = |values: Vec<f32>| values.iter().map(|v| v * v).sum::<f32>().sqrt();
+            let away = full.iter().zip(&expected).map(|(a, b)| a - b).collect();
+            let away = squares(away) / squares(full);
+            assert!(away > 0.0 && away < error, "{bits:?}: {away}");
+        }
+    }
 }
 
 fn sampler(temperature: f32, top_k: Option<usize>, top_p: Option<f32>) -> Sampler {

@@ -1,4 +1,5 @@
-//! How fast offloaded weights pass, against the link's copy speed and against resident weights.
+//! How fast offloaded weights pass, against the link's copy speed and against resident weights, and what
+//! the decorator costs where none are.
 //!
 //! Needs an NVIDIA GPU. `scripts/gpu-bench` runs it; see there. Prints a line of JSON for each figure,
 //! and a table last. Arguments: the names of the parts to run (`PARTS` below), all if there are none.
@@ -12,6 +13,7 @@ mod fill;
 #[path = "../../examples/llama/model.rs"]
 mod model;
 
+mod cost;
 mod decoder;
 mod embedding;
 mod linear;
@@ -33,12 +35,14 @@ pub fn configure<B: OffloadTarget<Device = CudaDevice>>(policy: OffloadPolicy) {
 
 type Part = (&'static str, fn(&mut timing::Table));
 
-const PARTS: [Part; 5] = [
+const PARTS: [Part; 7] = [
     ("linear-eager", linear::eager),
     ("linear-fused", linear::fused),
     ("embedding", embedding::eager),
     ("decoder-eager", decoder::eager),
     ("decoder-fused", decoder::fused),
+    ("cost-eager", cost::eager),
+    ("cost-fused", cost::fused),
 ];
 
 fn main() {
@@ -60,5 +64,7 @@ fn main() {
             run(&mut table);
         }
     }
-    println!("\n{table}");
+    if !table.is_empty() {
+        println!("\n{table}");
+    }
 }

@@ -177,6 +177,11 @@ impl Table {
         Self::default()
     }
 
+    /// Whether there is no figure in it.
+    pub fn is_empty(&self) -> bool {
+        self.lines.is_empty()
+    }
+
     /// Prints a figure, and keeps it.
     pub fn add(&mut self, line: Line<'_>) {
         println!(

@@ -16,8 +16,8 @@ use std::{
     process::ExitCode,
 };
 
-use burn::tensor::DType;
-use burn_offload::{ByteSize, OffloadError, OffloadPolicy, OffloadTarget, Offloaded};
+use burn::tensor::{DType, Element, FloatDType, set_default_dtypes};
+use burn_offload::{ByteSize, OffloadError, OffloadPolicy, OffloadTarget, Offloaded, place};
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -26,6 +26,7 @@ use llama::{
     checkpoint::{Checkpoint, CheckpointError},
     generation::{GenerationError, generate},
     policy::{PolicyArgs, PolicyFileError},
+    quantize::{Bits, quantize},
     sample::{Sampler, Sampling},
     tokenizer::{Tokenizer, TokenizerError},
 };
@@ -67,6 +68,10 @@ struct Args {
     /// Convert the weights to this type, and compute in it [default: as the file has them]
     #[arg(long, value_enum)]
     dtype: Option<DTypeArg>,
+
+    /// Hold the matrices of linear layers in fewer bits
+    #[arg(long, value_enum, value_name = "BITS")]
+    quantize: Option<Bits>,
 
     #[command(flatten)]
     policy: PolicyArgs,
@@ -127,6 +132,8 @@ enum GenerateError {
     Offload(#[from] OffloadError),
     #[error("the prompt is {tokens} tokens long, and this model reads at most {most}")]
     LongPrompt { tokens: usize, most: usize },
+    #[error("{dtype:?} cannot be computed in on this device: {why}")]
+    DType { dtype: FloatDType, why: String },
     #[error("cannot write the text: {0}")]
     Output(#[from] io::Error),
 }
@@ -172,11 +179,25 @@ fn run<T: OffloadTarget>(args: &Args) -> Result<(), GenerateError> {
     // whose type is the file's stays in the file, and is read from there.
     let device = Default::default();
     Offloaded::<T>::configure(&device, policy.clone())?;
+    if args.quantize.is_some()
+        && let Some(dtype) = args
+            .dtype
+            .map(DType::from)
+            .map(FloatDType::from)
+            .or(checkpoint.dtype())
+    {
+        // Burn computes with a quantized matrix in the device's default type.
+        let int = T::IntElem::dtype();
+        set_default_dtypes::<Offloaded<T>>(&device, dtype, int).map_err(|error| {
+            let why = error.to_string();
+            GenerateError::DType { dtype, why }
+        })?;
+    }
     let bar = ProgressBar::new(0).with_style(
         ProgressStyle::with_template("loading {wide_bar} {bytes}/{total_bytes}")
             .unwrap_or_else(|_| ProgressStyle::default_bar()),
     );
-    let (model, _) = checkpoint.load::<Offloaded<T>>(
+    let (mut model, _) = checkpoint.load::<Offloaded<T>>(
         args.dtype.map(DType::from),
         &device,
         &policy,
@@ -186,6 +207,10 @@ fn run<T: OffloadTarget>(args: &Args) -> Result<(), GenerateError> {
         },
     )?;
     bar.finish_and_clear();
+    if let Some(bits) = args.quantize {
+        // Where they were, and then into the room that this has made.
+        (model, _) = place(quantize(model, bits), "", &policy).map_err(OffloadError::from)?;
+    }
 
     let mut sampler = Sampler::new(Sampling {
         temperature: args.temperature,

@@ -8,11 +8,11 @@ use std::{
 
 use burn::{
     module::{Module, ModuleVisitor, Param},
-    tensor::{DType, Tensor, backend::Backend},
+    tensor::{DType, FloatDType, Tensor, backend::Backend},
 };
 use burn_offload::{
     OffloadPolicy, Report,
-    load::{self, LoadError, Loader, Progress},
+    load::{self, LoadError, Loader, Progress, TensorInfo},
     module::OffloadBackend,
 };
 use safetensors::{Dtype, SafeTensorError, tensor::TensorView};
@@ -21,6 +21,7 @@ use super::{
     config::{ConfigError, LlamaConfig},
     elements,
     model::Llama,
+    walk::Walk,
 };
 
 pub const CONFIG: &str = "config.json";
@@ -80,6 +81,19 @@ impl Checkpoint {
         &self.config
     }
 
+    /// The type of the embedding in the file, and so of what is computed; None if there is none that Burn has.
+    pub fn dtype(&self) -> Option<FloatDType> {
+        let of = |info: TensorInfo| match info.dtype.as_str() {
+            "F64" => Some(FloatDType::F64),
+            "F32" => Some(FloatDType::F32),
+            "F16" => Some(FloatDType::F16),
+            "BF16" => Some(FloatDType::BF16),
+            _ => None,
+        };
+        let name = "model.embed_tokens.weight";
+        self.weights.tensors().find(|t| t.name == name).and_then(of)
+    }
+
     /// The model, in `dtype` or as the file has it, each weight placed by `policy`.
     pub fn load<B: OffloadBackend>(
         &self,
@@ -99,33 +113,6 @@ impl Checkpoint {
             loader = loader.with_dtype(dtype);
         }
         Ok(loader.load(Llama::new(&self.config, device), "", policy)?)
-    }
-}
-
-/// Where a walk through a module is: each step's name, and the type it is a field of.
-#[derive(Default)]
-struct Walk(Vec<(String, String)>);
-
-impl Walk {
-    fn enter(&mut self, name: &str, container: &str) {
-        self.0.push((name.to_owned(), container.to_owned()));
-    }
-
-    fn exit(&mut self) {
-        self.0.pop();
-    }
-
-    fn name(&self) -> String {
-        let names: Vec<&str> = self.0.iter().map(|(name, _)| name.as_str()).collect();
-        names.join(".")
-    }
-
-    /// Whether the file keeps this parameter transposed: it has linear weights `[output, input]`, and Burn
-    /// has them `[input, output]`.
-    fn is_transposed(&self) -> bool {
-        self.0
-            .last()
-            .is_some_and(|(_, container)| container == "Struct:Linear")
     }
 }
 
@@ -196,7 +183,8 @@ impl<B: Backend> ModuleVisitor<B> for Collect {
         };
         let name = self.walk.name();
         let mut value = param.val();
-        if self.walk.is_transposed() {
+        // The file has linear weights `[output, input]`, and Burn has them `[input, output]`.
+        if self.walk.is_linear_weight(D) {
             value = value.transpose();
         }
         let shape = value.shape().to_vec();

@@ -11,8 +11,10 @@ mod elements;
 pub mod generation;
 pub mod model;
 pub mod policy;
+pub mod quantize;
 pub mod sample;
 pub mod tokenizer;
+mod walk;
 
 /// The backend that the examples wrap.
 #[cfg(feature = "cuda")]

@@ -55,6 +55,9 @@ static CONFIGURED: AtomicBool = AtomicBool::new(false);
 /// Whether any device has the `everything` policy, so that operations look at their results.
 static EVERYTHING: AtomicBool = AtomicBool::new(false);
 
+/// Whether any device has a policy that takes large tensors made outside a parameter scope for parameters.
+static UNSCOPED: AtomicBool = AtomicBool::new(false);
+
 impl DeviceState {
     /// The state of a configured device.
     pub fn get<D: Device>(device: &D) -> Option<Arc<Self>> {
@@ -100,6 +103,8 @@ impl DeviceState {
         }
         let everything = devices.values().any(|s| s.offloads_everything());
         EVERYTHING.store(everything, Ordering::SeqCst);
+        let unscoped = devices.values().any(|s| s.unscoped_threshold().is_some());
+        UNSCOPED.store(unscoped, Ordering::SeqCst);
         CONFIGURED.store(true, Ordering::SeqCst);
     }
 
@@ -118,6 +123,22 @@ impl DeviceState {
     /// Whether this device's policy offloads every tensor, whatever made it.
     pub fn offloads_everything(&self) -> bool {
         self.policy().budget == Budget::Everything
+    }
+
+    /// Whether any device takes large tensors made outside a parameter scope for parameters.
+    #[inline]
+    pub fn any_takes_unscoped() -> bool {
+        UNSCOPED.load(Ordering::Relaxed)
+    }
+
+    /// Whether so large a tensor of this device is a parameter although made outside a parameter scope.
+    pub fn takes_unscoped(&self, bytes: u64) -> bool {
+        self.unscoped_threshold()
+            .is_some_and(|least| bytes >= least)
+    }
+
+    fn unscoped_threshold(&self) -> Option<u64> {
+        self.policy().unscoped_threshold.map(|size| size.as_u64())
     }
 
     /// Notes that so many bytes were made on the device and moved to the host. Tells whether it is

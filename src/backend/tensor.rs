@@ -43,9 +43,21 @@ impl<B: OffloadTarget, K: Kind<B>> OffloadedTensor<B, K> {
     #[inline]
     pub(crate) fn adopt(tensor: K::Primitive) -> Self {
         if scope::is_open() || DeviceState::any_offloads_everything() {
-            Self::adopt_watched(tensor)
+            Self::adopt_watched(tensor, None)
         } else {
             Self(Repr::Plain(tensor))
+        }
+    }
+
+    /// Takes in a tensor of random numbers, as models are initialised with. Outside a parameter scope too
+    /// it may become a parameter.
+    #[inline]
+    pub(crate) fn adopt_made(tensor: K::Primitive) -> Self {
+        if DeviceState::any_takes_unscoped() {
+            let bytes = Layout::dense(tensor.shape(), tensor.dtype()).bytes();
+            Self::adopt_watched(tensor, Some(bytes))
+        } else {
+            Self::adopt(tensor)
         }
     }
 
@@ -56,23 +68,23 @@ impl<B: OffloadTarget, K: Kind<B>> OffloadedTensor<B, K> {
     }
 
     #[cold]
-    fn adopt_watched(tensor: K::Primitive) -> Self {
-        let Some(state) = watching(&K::device(&tensor)) else {
+    fn adopt_watched(tensor: K::Primitive, made: Option<u64>) -> Self {
+        let Some(state) = watching(&K::device(&tensor), made) else {
             return Self(Repr::Plain(tensor));
         };
         let slot = Arc::new(Slot::resident(tensor));
-        if state.offloads_everything() {
-            slot.settle();
-        } else {
+        if scope::is_open() && !state.offloads_everything() {
             let placed: Arc<dyn Placed> = slot.clone();
             scope::note(Arc::downgrade(&placed));
+        } else {
+            slot.settle();
         }
         Self::of_slot(slot)
     }
 
     /// Takes in host data. Inside a parameter scope it goes straight to where the policy says.
     pub(crate) fn from_data(data: TensorData, device: &B::Device) -> Self {
-        let Some(state) = watching(device) else {
+        let Some(state) = watching(device, Some(data.bytes.len() as u64)) else {
             return Self(Repr::Plain(K::from_data(data, device)));
         };
         match Slot::from_data(data, device) {
@@ -271,14 +283,19 @@ impl<B: OffloadTarget, K: Kind<B>> OffloadedTensor<B, K> {
     }
 }
 
-/// The state of a device on which a tensor made now is to have a place: inside a parameter scope, or
-/// where everything is offloaded.
-fn watching<D: Device>(device: &D) -> Option<Arc<DeviceState>> {
+/// The state of a device on which a tensor made now is to have a place: inside a parameter scope, where
+/// everything is offloaded, or where one is `made` of so many bytes that it is taken for a parameter.
+fn watching<D: Device>(device: &D, made: Option<u64>) -> Option<Arc<DeviceState>> {
     let in_scope = scope::is_open();
-    if !in_scope && !DeviceState::any_offloads_everything() {
+    let made = made.filter(|_| DeviceState::any_takes_unscoped());
+    if !in_scope && made.is_none() && !DeviceState::any_offloads_everything() {
         return None;
     }
-    DeviceState::get(device).filter(|state| in_scope || state.offloads_everything())
+    DeviceState::get(device).filter(|state| {
+        in_scope
+            || state.offloads_everything()
+            || made.is_some_and(|bytes| state.takes_unscoped(bytes))
+    })
 }
 
 impl<B: OffloadTarget, K: Kind<B>> Param<B, K> {

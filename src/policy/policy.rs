@@ -40,6 +40,7 @@ use super::select;
 ///     access = "auto"            # "auto" (default), "in_place" or "staged"
 ///     staging_budget = "1GiB"    # default: room for the two largest parameters
 ///     prefetch = true            # the default
+///     unscoped_threshold = "1MB" # default: only what Burn says is a parameter
 ///     uva = true                 # the default
 ///     pin = true                 # the default
 ///     "#,
@@ -51,6 +52,7 @@ use super::select;
 ///         .with_keep(["layers.0"])
 ///         .with_order(Order::Spread)
 ///         .with_staging_budget(ByteSize::gib(1))
+///         .with_unscoped_threshold(ByteSize::mb(1))
 /// );
 ///
 /// let error = toml::from_str::<OffloadPolicy>("host_budget = \"lots\"").unwrap_err();
@@ -83,6 +85,14 @@ pub struct OffloadPolicy {
     /// Whether parameters are copied ahead of their use, in the order that the model was seen to use
     /// them. Default: `true`.
     pub prefetch: bool,
+    /// From this size on, tensors that are made of host data or random numbers outside Burn's parameter
+    /// scope are taken for parameters too. Default: none are.
+    ///
+    /// For where parameters arrive without that scope: from a client of `burn-remote` or `burn-router`,
+    /// or through `Tensor::from_data` without a `Param`. What is not a parameter but as large, such as
+    /// a batch of inputs, is then offloaded too, while there is room; choose a size above theirs. Such
+    /// tensors have no names: where the policy has selectors, they stay on the device.
+    pub unscoped_threshold: Option<ByteSize>,
     /// Whether kernels may read offloaded parameters in place, across the bus. Default: `true`.
     pub uva: bool,
     /// Whether the host memory is page-locked. Default: `true`.
@@ -134,6 +144,7 @@ impl OffloadPolicy {
             access: AccessMode::default(),
             staging_budget: None,
             prefetch: true,
+            unscoped_threshold: None,
             uva: true,
             pin: true,
         }
@@ -178,6 +189,13 @@ impl OffloadPolicy {
     #[must_use]
     pub fn with_prefetch(mut self, prefetch: bool) -> Self {
         self.prefetch = prefetch;
+        self
+    }
+
+    /// Sets [`unscoped_threshold`](Self::unscoped_threshold).
+    #[must_use]
+    pub fn with_unscoped_threshold(mut self, bytes: ByteSize) -> Self {
+        self.unscoped_threshold = Some(bytes);
         self
     }
 
@@ -251,6 +269,8 @@ struct RawPolicy {
     staging_budget: Option<RawSize>,
     #[serde(default = "yes")]
     prefetch: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    unscoped_threshold: Option<RawSize>,
     #[serde(default = "yes")]
     uva: bool,
     #[serde(default = "yes")]
@@ -293,17 +313,16 @@ impl TryFrom<RawPolicy> for OffloadPolicy {
                 });
             }
         };
+        let size = |field, size: Option<RawSize>| size.map(|size| size.parse(field)).transpose();
         let policy = Self {
             budget,
             params: raw.params,
             keep: raw.keep,
             order: raw.order,
             access: raw.access,
-            staging_budget: match raw.staging_budget {
-                Some(size) => Some(size.parse("staging_budget")?),
-                None => None,
-            },
+            staging_budget: size("staging_budget", raw.staging_budget)?,
             prefetch: raw.prefetch,
+            unscoped_threshold: size("unscoped_threshold", raw.unscoped_threshold)?,
             uva: raw.uva,
             pin: raw.pin,
         };
@@ -330,6 +349,7 @@ impl From<OffloadPolicy> for RawPolicy {
             access: policy.access,
             staging_budget: policy.staging_budget.map(Into::into),
             prefetch: policy.prefetch,
+            unscoped_threshold: policy.unscoped_threshold.map(Into::into),
             uva: policy.uva,
             pin: policy.pin,
         }
@@ -460,17 +480,20 @@ mod tests {
             Just(AccessMode::Staged)
         ];
         let staging = (access, any::<Option<u64>>(), any::<bool>());
+        let unscoped = any::<Option<u64>>();
         (
             budget,
             order,
             selectors(),
             selectors(),
             staging,
+            unscoped,
             any::<bool>(),
             any::<bool>(),
         )
             .prop_map(
-                |(budget, order, params, keep, (access, staging, prefetch), uva, pin)| {
+                |(budget, order, params, keep, staging, unscoped, uva, pin)| {
+                    let (access, staging, prefetch) = staging;
                     OffloadPolicy {
                         budget,
                         params,
@@ -479,6 +502,7 @@ mod tests {
                         access,
                         staging_budget: staging.map(ByteSize::b),
                         prefetch,
+                        unscoped_threshold: unscoped.map(ByteSize::b),
                         uva,
                         pin,
                     }

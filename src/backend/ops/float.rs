@@ -7,6 +7,19 @@ impl<B: OffloadTarget> FloatTensorOps<Self> for Offloaded<B> {
         OffloadedTensor::from_data(data, device)
     }
 
+    fn float_random(
+        shape: Shape,
+        distribution: Distribution,
+        device: &Device<Self>,
+        dtype: FloatDType,
+    ) -> FloatTensor<Self> {
+        let tensor = {
+            let _op = Op::enter();
+            B::float_random(shape, distribution, device, dtype)
+        };
+        OffloadedTensor::adopt_made(tensor)
+    }
+
     async fn float_into_data(tensor: FloatTensor<Self>) -> Result<TensorData, ExecutionError> {
         tensor.into_data().await
     }
@@ -41,12 +54,6 @@ impl<B: OffloadTarget> FloatTensorOps<Self> for Offloaded<B> {
     }
 
     forward! {
-        fn float_random(
-            shape: Shape,
-            distribution: Distribution,
-            device: &Device<Self>,
-            dtype: FloatDType,
-        ) -> FloatTensor<Self>;
         fn float_zeros(shape: Shape, device: &Device<Self>, dtype: FloatDType) -> FloatTensor<Self>;
         fn float_ones(shape: Shape, device: &Device<Self>, dtype: FloatDType) -> FloatTensor<Self>;
         fn float_full(

@@ -7,6 +7,19 @@ impl<B: OffloadTarget> IntTensorOps<Self> for Offloaded<B> {
         OffloadedTensor::from_data(data, device)
     }
 
+    fn int_random(
+        shape: Shape,
+        distribution: Distribution,
+        device: &Device<Self>,
+        dtype: IntDType,
+    ) -> IntTensor<Self> {
+        let tensor = {
+            let _op = Op::enter();
+            B::int_random(shape, distribution, device, dtype)
+        };
+        OffloadedTensor::adopt_made(tensor)
+    }
+
     async fn int_into_data(tensor: IntTensor<Self>) -> Result<TensorData, ExecutionError> {
         tensor.into_data().await
     }
@@ -35,12 +48,6 @@ impl<B: OffloadTarget> IntTensorOps<Self> for Offloaded<B> {
         fn int_full(
             shape: Shape,
             fill_value: Scalar,
-            device: &Device<Self>,
-            dtype: IntDType,
-        ) -> IntTensor<Self>;
-        fn int_random(
-            shape: Shape,
-            distribution: Distribution,
             device: &Device<Self>,
             dtype: IntDType,
         ) -> IntTensor<Self>;
