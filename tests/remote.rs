@@ -122,7 +122,6 @@ fn a_server_places_what_its_clients_send() {
     assert_eq!(net.run(&device), expected);
     assert_eq!(report().offloaded_parameters(), 2, "{}", report());
     assert_eq!(report().offloaded_bytes(), 2 * BYTES);
-
     drop(net);
 
     // A model that the client initialises there, with random numbers.

@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// The shapes of Llama 2 7B, with an eighth of its layers.
-fn config() -> LlamaConfig {
+pub fn config() -> LlamaConfig {
     let json = r#"{
         "model_type": "llama", "hidden_size": 4096, "intermediate_size": 11008,
         "num_hidden_layers": 4, "num_attention_heads": 32, "num_key_value_heads": 32,
@@ -29,27 +29,34 @@ fn config() -> LlamaConfig {
 
 const STEPS: usize = 16;
 
-fn tokens<B: Backend<Device = CudaDevice>>(batch: usize, at: usize) -> Tensor<B, 2, Int> {
-    let ids: Vec<i32> = (0..batch).map(|b| ((b + at) * 37 % 32000) as i32).collect();
-    Tensor::from_data(TensorData::new(ids, [batch, 1]), &CudaDevice::default())
+/// Decodes and reads the logits of every step, as one who samples must. Returns the last.
+pub fn decode<B: Backend<Device = CudaDevice>>(
+    model: &Llama<B>,
+    batch: usize,
+    steps: usize,
+) -> TensorData {
+    let device = CudaDevice::default();
+    let [vocabulary, _] = model.model.embed_tokens.weight.dims();
+    let mut cache = model.cache();
+    let mut last = None;
+    for at in 0..steps {
+        let ids: Vec<i32> = (0..batch)
+            .map(|b| ((b + at) * 37 % vocabulary) as i32)
+            .collect();
+        let tokens = Tensor::<B, 2, Int>::from_data(TensorData::new(ids, [batch, 1]), &device);
+        last = Some(model.next_logits(tokens, &mut cache).into_data());
+    }
+    last.expect("there was a step")
 }
 
-/// Decodes and reads the logits of every step, as one who samples must. The time is of one step.
-fn decode<B: OffloadTarget<Device = CudaDevice>>(
+/// The time of one step, and the last logits.
+fn time_step<B: OffloadTarget<Device = CudaDevice>>(
     model: &Llama<Offloaded<B>>,
     batch: usize,
 ) -> (Time, TensorData) {
-    let mut last = None;
-    let mut run = || {
-        let mut cache = model.cache();
-        for at in 0..STEPS {
-            let logits = model.next_logits(tokens(batch, at), &mut cache);
-            last = Some(logits.into_data());
-        }
-    };
-    run();
-    let taken = time::<Offloaded<B>>(3, run);
-    (taken.each(STEPS), last.expect("there was a step"))
+    let mut last = decode(model, batch, STEPS);
+    let taken = time::<Offloaded<B>>(3, || last = decode(model, batch, STEPS));
+    (taken.each(STEPS), last)
 }
 
 fn with<B: OffloadTarget<Device = CudaDevice>>(name: &str, table: &mut Table) {
@@ -64,7 +71,7 @@ fn with<B: OffloadTarget<Device = CudaDevice>>(name: &str, table: &mut Table) {
     let bytes = model.num_params() as u64 * 2 - embedding;
     let baseline: Vec<_> = batches
         .iter()
-        .map(|&batch| decode::<B>(&model, batch))
+        .map(|&batch| time_step::<B>(&model, batch))
         .collect();
     for percent in [25, 50, 100] {
         let policy = OffloadPolicy::host_budget(ByteSize::b(bytes * percent / 100))
@@ -73,7 +80,7 @@ fn with<B: OffloadTarget<Device = CudaDevice>>(name: &str, table: &mut Table) {
         let (placed, report) = place(model, "", &policy).expect("there is room");
         model = placed;
         for (&batch, (resident, expected)) in batches.iter().zip(&baseline) {
-            let (taken, result) = decode::<B>(&model, batch);
+            let (taken, result) = time_step::<B>(&model, batch);
             table.add(Line {
                 part: "decoder",
                 case: format!("batch {batch}, {percent} % offloaded"),

@@ -36,15 +36,20 @@ pub fn time<B: Backend<Device = CudaDevice>>(runs: usize, mut run: impl FnMut())
             times.push(start.elapsed().as_secs_f64() * 1e3);
         }
     }
-    times.sort_by(f64::total_cmp);
-    Time {
-        median: times[times.len() / 2],
-        least: times[0],
-        most: times[times.len() - 1],
-    }
+    Time::of(times)
 }
 
 impl Time {
+    /// The median of `times` and how far they are apart.
+    pub fn of(mut times: Vec<f64>) -> Self {
+        times.sort_by(f64::total_cmp);
+        Self {
+            median: times[times.len() / 2],
+            least: times[0],
+            most: times[times.len() - 1],
+        }
+    }
+
     /// The time of one of `n` that were timed together.
     pub fn each(self, n: usize) -> Self {
         let n = n as f64;
@@ -53,6 +58,16 @@ impl Time {
             least: self.least / n,
             most: self.most / n,
         }
+    }
+}
+
+impl fmt::Display for Time {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{:.3} ({:.3} to {:.3})",
+            self.median, self.least, self.most
+        )
     }
 }
 
@@ -198,10 +213,7 @@ impl Table {
         self.lines.push([
             format!("{} {}", line.part, line.case),
             line.mode,
-            format!(
-                "{:.3} ({:.3} to {:.3})",
-                line.time.median, line.time.least, line.time.most
-            ),
+            line.time.to_string(),
             share,
             format!("{:.3}", line.time.median / bound),
             if line.identical { "yes" } else { "NO" }.into(),

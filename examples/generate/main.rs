@@ -179,12 +179,9 @@ fn run<T: OffloadTarget>(args: &Args) -> Result<(), GenerateError> {
     // whose type is the file's stays in the file, and is read from there.
     let device = Default::default();
     Offloaded::<T>::configure(&device, policy.clone())?;
+    let dtype = args.dtype.map(DType::from);
     if args.quantize.is_some()
-        && let Some(dtype) = args
-            .dtype
-            .map(DType::from)
-            .map(FloatDType::from)
-            .or(checkpoint.dtype())
+        && let Some(dtype) = dtype.map(FloatDType::from).or(checkpoint.dtype())
     {
         // Burn computes with a quantized matrix in the device's default type.
         let int = T::IntElem::dtype();
@@ -197,15 +194,10 @@ fn run<T: OffloadTarget>(args: &Args) -> Result<(), GenerateError> {
         ProgressStyle::with_template("loading {wide_bar} {bytes}/{total_bytes}")
             .unwrap_or_else(|_| ProgressStyle::default_bar()),
     );
-    let (mut model, _) = checkpoint.load::<Offloaded<T>>(
-        args.dtype.map(DType::from),
-        &device,
-        &policy,
-        |progress| {
-            bar.set_length(progress.all_bytes);
-            bar.set_position(progress.bytes);
-        },
-    )?;
+    let (mut model, _) = checkpoint.load::<Offloaded<T>>(dtype, &device, &policy, |progress| {
+        bar.set_length(progress.all_bytes);
+        bar.set_position(progress.bytes);
+    })?;
     bar.finish_and_clear();
     if let Some(bits) = args.quantize {
         // Where they were, and then into the room that this has made.

@@ -7,17 +7,13 @@ impl<B: OffloadTarget> FloatTensorOps<Self> for Offloaded<B> {
         OffloadedTensor::from_data(data, device)
     }
 
-    fn float_random(
-        shape: Shape,
-        distribution: Distribution,
-        device: &Device<Self>,
-        dtype: FloatDType,
-    ) -> FloatTensor<Self> {
-        let tensor = {
-            let _op = Op::enter();
-            B::float_random(shape, distribution, device, dtype)
-        };
-        OffloadedTensor::adopt_made(tensor)
+    forward! { random:
+        fn float_random(
+            shape: Shape,
+            distribution: Distribution,
+            device: &Device<Self>,
+            dtype: FloatDType,
+        ) -> FloatTensor<Self>;
     }
 
     async fn float_into_data(tensor: FloatTensor<Self>) -> Result<TensorData, ExecutionError> {

@@ -7,17 +7,13 @@ impl<B: OffloadTarget> IntTensorOps<Self> for Offloaded<B> {
         OffloadedTensor::from_data(data, device)
     }
 
-    fn int_random(
-        shape: Shape,
-        distribution: Distribution,
-        device: &Device<Self>,
-        dtype: IntDType,
-    ) -> IntTensor<Self> {
-        let tensor = {
-            let _op = Op::enter();
-            B::int_random(shape, distribution, device, dtype)
-        };
-        OffloadedTensor::adopt_made(tensor)
+    forward! { random:
+        fn int_random(
+            shape: Shape,
+            distribution: Distribution,
+            device: &Device<Self>,
+            dtype: IntDType,
+        ) -> IntTensor<Self>;
     }
 
     async fn int_into_data(tensor: IntTensor<Self>) -> Result<TensorData, ExecutionError> {

@@ -18,17 +18,22 @@ mod transaction;
 use convert::{Lift, Lower};
 
 /// Operations that the wrapped backend does. They read their operands' bytes about once, if nothing
-/// else is said: `reads Often:` for products, `reads Rows:` for those that pick some.
+/// else is said: `reads Often:` for products, `reads Rows:` for those that pick some;
+/// `random:` for those whose result a model may be initialised with.
 macro_rules! forward {
-    (reads $reuse:ident: $(fn $name:ident($($arg:ident: $ty:ty),* $(,)?) -> $ret:ty;)*) => {$(
+    (@ $reuse:ident, $lift:path: $(fn $name:ident($($arg:ident: $ty:ty),* $(,)?) -> $ret:ty;)*) => {$(
         #[inline]
         fn $name($($arg: $ty),*) -> $ret {
             let op = Op::enter();
             let output = B::$name($(Lower::lower($arg, Reuse::$reuse)),*);
             drop(op);
-            Lift::lift(output)
+            $lift(output)
         }
     )*};
+    (reads $reuse:ident: $($operations:tt)*) => { forward! { @ $reuse, Lift::lift: $($operations)* } };
+    (random: $($operations:tt)*) => {
+        forward! { @ Once, OffloadedTensor::adopt_made: $($operations)* }
+    };
     ($($operations:tt)*) => { forward! { reads Once: $($operations)* } };
 }
 
