@@ -13,7 +13,7 @@ pub mod target;
 pub use backend::{Offloaded, OffloadedTensor, parameter_scope};
 pub use error::OffloadError;
 pub use host::Stats;
-pub use module::{PlaceError, load, place};
+pub use module::{OffloadOptimizer, OffloadedOptimizer, PlaceError, keep_places, load, place};
 pub use policy::{
     AccessMode, Budget, ByteSize, Decision, OffloadPolicy, Order, ParamInfo, Placement,
     PolicyError, Reason, Used,

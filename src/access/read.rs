@@ -39,6 +39,11 @@ impl<B: OffloadTarget, K: Kind<B>> Hosted<B, K> {
         &self.buffer
     }
 
+    /// The host memory, without the tensor over it.
+    pub fn into_buffer(self) -> HostBuffer {
+        self.buffer
+    }
+
     /// The number of elements.
     pub fn elements(&self) -> usize {
         self.layout.shape.num_elements()

@@ -3,6 +3,7 @@
 pub(crate) mod convert;
 mod ops;
 mod scope;
+mod seat;
 mod slot;
 mod state;
 mod tensor;
@@ -26,6 +27,7 @@ use crate::{
 pub use tensor::OffloadedTensor;
 
 pub(crate) use scope::{Directive, with_directive};
+pub(crate) use seat::{Pass, Seat};
 pub(crate) use slot::{Order, Placed};
 pub(crate) use state::DeviceState;
 

@@ -11,7 +11,7 @@ use burn_backend::{Bytes, DType, TensorData, TensorMetadata};
 use crate::{
     access::Hosted,
     error::OffloadError,
-    host::{Admission, Charge, Entry, FileSlice, HostBuffer, MemoryKind, Op, Record},
+    host::{Admission, Charge, Entry, FileSlice, HostBuffer, MemoryKind, Op, Record, Role},
     policy::{Budget, Decision, OffloadPolicy, Placement, Reason, Used},
     target::{Kind, Layout, OffloadTarget},
 };
@@ -65,7 +65,8 @@ pub struct Slot<B: OffloadTarget, K: Kind<B>> {
     place: RwLock<Place<B, K>>,
     /// Serialises moves, so that the books and the place change together.
     moving: Mutex<()>,
-    entry: OnceLock<Entry>,
+    /// Shared with the one that takes over from a resident parameter.
+    entry: OnceLock<Arc<Entry>>,
     /// The policy that put it where it is.
     placed_by: Mutex<Option<Arc<OffloadPolicy>>>,
 }
@@ -96,7 +97,7 @@ impl<B: OffloadTarget, K: Kind<B>> Slot<B, K> {
             device: device.clone(),
             place: RwLock::new(Place::Offloaded(Arc::new(hosted))),
             moving: Mutex::new(()),
-            entry: OnceLock::from(entry),
+            entry: OnceLock::from(Arc::new(entry)),
             placed_by: Mutex::new(Some(policy)),
         }
     }
@@ -112,6 +113,42 @@ impl<B: OffloadTarget, K: Kind<B>> Slot<B, K> {
     pub fn into_place(self) -> Place<B, K> {
         let place = self.place.into_inner();
         place.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the bytes are in host memory at this moment.
+    pub fn is_offloaded(&self) -> bool {
+        let place = self.place.read();
+        matches!(
+            *place.unwrap_or_else(PoisonError::into_inner),
+            Place::Offloaded(_)
+        )
+    }
+
+    /// Whether the tensor has the parameter's shape and type.
+    pub fn is_of(&self, tensor: &K::Primitive) -> bool {
+        tensor.shape() == self.layout.shape && tensor.dtype() == self.layout.dtype
+    }
+
+    /// Called when an operation uses up the last of an offloaded parameter, as an optimizer's does: what
+    /// comes of it is on the device. That is counted, and told once, unless it is about to be placed.
+    pub fn note_displaced(&self) {
+        if scope::directive().is_some() || !self.is_offloaded() {
+            return;
+        }
+        let Some(state) = DeviceState::get(&self.device).filter(|s| !s.offloads_everything())
+        else {
+            return;
+        };
+        let bytes = self.bytes();
+        if state.ledger.displace(bytes) {
+            tracing::warn!(
+                parameter = self.name(),
+                bytes,
+                "an operation's result takes an offloaded parameter's place and is on the device; if an \
+                 optimizer does this, make it `.offloaded()`, else call `place` again (said once, the report \
+                 counts all)"
+            );
+        }
     }
 
     /// A parameter made straight from host data: into host memory where the policy says so, without
@@ -229,7 +266,8 @@ impl<B: OffloadTarget, K: Kind<B>> Slot<B, K> {
             record.decision.placement = Placement::Resident;
             record.refused = declined.refused;
             // Only a slot that nobody else has seen is declined.
-            self.entry.get_or_init(|| state.ledger.open(record));
+            self.entry
+                .get_or_init(|| Arc::new(state.ledger.open(record)));
         }
     }
 
@@ -241,21 +279,22 @@ impl<B: OffloadTarget, K: Kind<B>> Slot<B, K> {
     }
 
     fn set(&self, place: Place<B, K>) {
-        let old = {
-            let mut slot = self.place.write().unwrap_or_else(PoisonError::into_inner);
-            std::mem::replace(&mut *slot, place)
-        };
-        drop(old);
+        drop(self.replace(place));
     }
 
-    fn entry(&self, state: &DeviceState) -> &Entry {
+    fn replace(&self, place: Place<B, K>) -> Place<B, K> {
+        let mut slot = self.place.write().unwrap_or_else(PoisonError::into_inner);
+        std::mem::replace(&mut *slot, place)
+    }
+
+    fn entry(&self, state: &DeviceState) -> &Arc<Entry> {
         self.entry.get_or_init(|| {
             let decision = Decision {
                 placement: Placement::Resident,
                 reason: Reason::Unnamed,
             };
             let record = record_of(&self.layout, self.bytes(), None, decision, None);
-            state.ledger.open(record)
+            Arc::new(state.ledger.open(record))
         })
     }
 
@@ -307,8 +346,7 @@ impl<B: OffloadTarget, K: Kind<B>> Slot<B, K> {
     }
 
     fn name(&self) -> String {
-        let record = self.entry.get().map(Entry::record);
-        record
+        self.record()
             .and_then(|r| r.name)
             .unwrap_or_else(|| "(unnamed)".into())
     }
@@ -353,6 +391,177 @@ impl<B: OffloadTarget, K: Kind<B>> Slot<B, K> {
     }
 }
 
+/// A new value in a parameter's place, as an optimizer makes one, or in that of its state.
+impl<B: OffloadTarget, K: Kind<B>> Slot<B, K> {
+    /// Puts a new value of the same shape and type where the parameter is, which nobody else has: into
+    /// the same host memory where that can be written, else into new. Where the system or the device
+    /// fails the value stays on the device, and the books and the log say why.
+    pub fn rewrite(&self, tensor: K::Primitive) {
+        let _moving = self.moving.lock().unwrap_or_else(PoisonError::into_inner);
+        let old = self.replace(Place::Resident(tensor.clone()));
+        let (Place::Offloaded(hosted), Some(state)) = (old, DeviceState::get(&self.device)) else {
+            return;
+        };
+        // The old bytes are read until then.
+        let made = B::verify(K::erase(tensor.clone()), &self.device);
+        let dense = !matches!(self.layout.dtype, DType::QFloat(_));
+        let hosted = Arc::into_inner(hosted).filter(|_| dense);
+        let buffer = hosted.map(Hosted::into_buffer);
+        let written = buffer.and_then(|mut buffer| {
+            let download = |bytes: &mut [u8]| B::download(K::erase(tensor.clone()), bytes);
+            let written = buffer.rewrite(|bytes| made.and_then(|()| download(bytes)))?;
+            Some(written.map(|()| buffer))
+        });
+        match written {
+            Some(Ok(buffer)) => {
+                let (layout, dtype) = (self.layout.clone(), self.layout.dtype);
+                let hosted = Hosted::new(buffer, layout, dtype, self.device.clone());
+                self.set(Place::Offloaded(Arc::new(hosted)));
+            }
+            Some(Err(err)) => self.stays(&state, &err),
+            None => self.settle_anew(&state, tensor),
+        }
+    }
+
+    /// A slot of its own for a new value that takes the place of this one's, which others still have.
+    pub fn beside(&self, tensor: K::Primitive) -> Self {
+        let slot = Self::resident(tensor.clone());
+        let (Some(state), Some(record)) = (DeviceState::get(&self.device), self.record()) else {
+            return slot;
+        };
+        let record = Record {
+            shape: slot.layout.shape.to_vec(),
+            dtype: slot.layout.dtype.name().to_string(),
+            bytes: slot.layout.bytes(),
+            ..record
+        };
+        let offloaded = record.decision.placement == Placement::Offloaded;
+        slot.lock_placed_by().clone_from(&self.lock_placed_by());
+        slot.entry
+            .get_or_init(|| Arc::new(state.ledger.open(record)));
+        if offloaded {
+            slot.settle_anew(&state, tensor);
+        }
+        slot
+    }
+
+    /// A slot for a new value of a resident parameter, whose line in the books goes on.
+    pub fn take_over(tensor: K::Primitive, line: Line) -> Self {
+        let slot = Self::resident(tensor);
+        *slot.lock_placed_by() = line.placed_by;
+        slot.entry.get_or_init(|| line.entry);
+        slot
+    }
+
+    /// A slot for optimizer state that has no place yet.
+    pub fn optimizer_state(tensor: K::Primitive, place: &StatePlace) -> Self {
+        let slot = Self::resident(tensor.clone());
+        let Some(state) = DeviceState::get(&slot.device) else {
+            return slot;
+        };
+        let decision = Decision {
+            placement: Placement::Resident,
+            reason: Reason::Unnamed,
+        };
+        let bytes = slot.layout.bytes();
+        let record = Record {
+            role: Role::OptimizerState,
+            ..record_of(&slot.layout, bytes, place.name.clone(), decision, None)
+        };
+        *slot.lock_placed_by() = Some(place.policy.clone());
+        slot.entry
+            .get_or_init(|| Arc::new(state.ledger.open(record)));
+        slot.settle_anew(&state, tensor);
+        slot
+    }
+
+    /// The policy that put the parameter where it is.
+    pub fn placed_by(&self) -> Option<Arc<OffloadPolicy>> {
+        self.lock_placed_by().clone()
+    }
+
+    /// The line in the books of a resident tensor that nobody else has.
+    pub fn line(&self) -> Option<Line> {
+        let entry = self.entry.get().cloned();
+        entry.map(|entry| Line {
+            entry,
+            placed_by: self.lock_placed_by().clone(),
+        })
+    }
+
+    /// Offloads a new value, where there is still room for what its line says.
+    fn settle_anew(&self, state: &DeviceState, tensor: K::Primitive) {
+        let entry = self.entry(state);
+        let Record { decision, role, .. } = entry.record();
+        let (outgoing, bytes) = match self.outgoing(tensor) {
+            Ok(outgoing) => outgoing,
+            Err(err) => return self.stays(state, &err),
+        };
+        let policy = self.lock_placed_by().clone();
+        let policy = policy.unwrap_or_else(|| state.policy());
+        // Until it lies in the memory that was reserved for it, it counts on that side alone.
+        entry.update(|r| {
+            r.decision.placement = Placement::Resident;
+            r.decision.reason = Reason::Unnamed;
+            r.memory = None;
+        });
+        let Admission { decision, charge } = match role {
+            Role::OptimizerState => admit_state(state, bytes, &policy),
+            Role::Parameter => admit(state, bytes, |used| {
+                within_budget(&decision, &policy, bytes, used)
+            }),
+        };
+        if decision.placement == Placement::Resident {
+            entry.update(|r| r.decision = decision);
+            return;
+        }
+        if let Err(err) = self.offload(state, outgoing, charge, decision, policy) {
+            warn_refused(Some(&self.name()), bytes, &err);
+        }
+    }
+
+    /// What was to be offloaded stays on the device.
+    fn stays(&self, state: &DeviceState, err: &OffloadError) {
+        warn_refused(Some(&self.name()), self.layout.bytes(), err);
+        self.entry(state).update(|r| {
+            r.decision.placement = Placement::Resident;
+            r.memory = None;
+            r.refused = Some(err.to_string());
+        });
+    }
+}
+
+/// The line in the books of a resident parameter that is about to be replaced.
+pub struct Line {
+    entry: Arc<Entry>,
+    placed_by: Option<Arc<OffloadPolicy>>,
+}
+
+impl Line {
+    /// Whether the other is the same line.
+    pub fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.entry, &other.entry)
+    }
+
+    /// A copy of the line.
+    pub fn record(&self) -> Record {
+        self.entry.record()
+    }
+
+    /// The policy that put the parameter where it is.
+    pub fn placed_by(&self) -> Option<Arc<OffloadPolicy>> {
+        self.placed_by.clone()
+    }
+}
+
+/// Where an optimizer's state is to go.
+pub struct StatePlace {
+    /// What it is called in the books.
+    pub name: Option<String>,
+    /// The policy with the budget for it.
+    pub policy: Arc<OffloadPolicy>,
+}
+
 impl<B: OffloadTarget, K: Kind<B>> Placed for Slot<B, K> {
     fn settle(&self) -> u64 {
         let Some(state) = DeviceState::get(&self.device) else {
@@ -369,7 +578,8 @@ impl<B: OffloadTarget, K: Kind<B>> Placed for Slot<B, K> {
         let open = |decision: Decision, bytes| {
             let mut record = record_of(&self.layout, bytes, name.clone(), decision, None);
             record.decision.placement = Placement::Resident;
-            self.entry.get_or_init(|| state.ledger.open(record));
+            self.entry
+                .get_or_init(|| Arc::new(state.ledger.open(record)));
         };
         // Burn's allocation calls cannot fail; the report and the log say what happened.
         let (outgoing, bytes) = match self.outgoing(tensor) {
@@ -410,7 +620,7 @@ impl<B: OffloadTarget, K: Kind<B>> Placed for Slot<B, K> {
     }
 
     fn record(&self) -> Option<Record> {
-        self.entry.get().map(Entry::record)
+        self.entry.get().map(|entry| entry.record())
     }
 
     fn annotate(&self, change: &mut dyn FnMut(&mut Record)) {
@@ -613,10 +823,23 @@ fn orders(state: &DeviceState) -> (Option<String>, Arc<OffloadPolicy>) {
 fn admit(state: &DeviceState, bytes: u64, decide: impl Fn(Used) -> Decision) -> Admission {
     let admission = state.ledger.admit(bytes, &decide);
     if matches!(admission.decision.reason, Reason::OverHostBudget { .. })
-        && state.ledger.retiring() > 0
+        && state.ledger.retiring(Role::Parameter) > 0
     {
         state.reclaim();
         return state.ledger.admit(bytes, &decide);
+    }
+    admission
+}
+
+/// Asks the ledger for room for optimizer state, and waits as [`admit`] does.
+fn admit_state(state: &DeviceState, bytes: u64, policy: &OffloadPolicy) -> Admission {
+    let budget = policy.optimizer_state.map_or(0, |size| size.as_u64());
+    let admission = state.ledger.admit_state(bytes, budget);
+    if admission.decision.placement == Placement::Resident
+        && state.ledger.retiring(Role::OptimizerState) > 0
+    {
+        state.reclaim();
+        return state.ledger.admit_state(bytes, budget);
     }
     admission
 }
@@ -647,6 +870,7 @@ fn record_of(
         memory,
         shares: None,
         refused: None,
+        role: Role::Parameter,
     }
 }
 

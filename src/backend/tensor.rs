@@ -151,13 +151,24 @@ impl<B: OffloadTarget, K: Kind<B>> OffloadedTensor<B, K> {
 
     /// How to place what takes the place of this, where it is an offloaded parameter as it was made.
     pub(crate) fn directive(&self) -> Option<scope::Directive> {
+        self.own_slot()?.directive()
+    }
+
+    /// The slot of a parameter that is as it was made.
+    pub(super) fn own_slot(&self) -> Option<&Arc<Slot<B, K>>> {
         match &self.0 {
-            Repr::Param(param) if param.views.is_empty() => param.slot.directive(),
+            Repr::Param(param) if param.views.is_empty() => Some(&param.slot),
             _ => None,
         }
     }
 
-    fn of_slot(slot: Arc<Slot<B, K>>) -> Self {
+    /// An ordinary tensor.
+    pub(super) fn of_tensor(tensor: K::Primitive) -> Self {
+        Self(Repr::Plain(tensor))
+    }
+
+    /// A parameter.
+    pub(super) fn of_slot(slot: Arc<Slot<B, K>>) -> Self {
         Self(Repr::Param(Self::param(slot)))
     }
 
@@ -233,6 +244,14 @@ impl<B: OffloadTarget, K: Kind<B>> OffloadedTensor<B, K> {
         }
     }
 
+    /// The device's tensor, or this as it is where it is offloaded.
+    pub(super) fn into_resident(self) -> Result<K::Primitive, Self> {
+        match &self.0 {
+            Repr::Param(param) if param.slot.is_offloaded() => Err(self),
+            _ => Ok(self.read()),
+        }
+    }
+
     /// Free on the same device. A parameter is placed on the other device by that one's policy.
     pub(crate) fn moved_to(self, device: &B::Device) -> Self {
         if *device == self.device() {
@@ -301,7 +320,10 @@ fn watching<D: Device>(device: &D, made: Option<u64>) -> Option<Arc<DeviceState>
 impl<B: OffloadTarget, K: Kind<B>> Param<B, K> {
     fn read(self, reuse: Reuse) -> K::Primitive {
         let place = match Arc::try_unwrap(self.slot) {
-            Ok(slot) => slot.into_place(),
+            Ok(slot) => {
+                slot.note_displaced();
+                slot.into_place()
+            }
             Err(slot) => slot.place(),
         };
         let tensor = match place {

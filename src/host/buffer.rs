@@ -63,6 +63,17 @@ pub trait HostMemory: Any + Send + Sync {
     fn bytes_mut(&mut self) -> &mut [u8];
     /// What kind of memory this is.
     fn kind(&self) -> MemoryKind;
+    /// Waits until nobody reads the memory who does not hold its buffer, as queued work and copies
+    /// ahead do, and sees to it that nobody begins to. `false` where that cannot be, or where the memory
+    /// is not to be written at all. Called where one thread has the buffer to itself.
+    fn unread(&self, id: BufferId) -> bool {
+        let _ = id;
+        true
+    }
+    /// Called when the memory of the buffer was written anew, after [`unread`](Self::unread).
+    fn rewritten(&self, buffer: &HostBuffer) {
+        let _ = buffer;
+    }
 }
 
 /// Makes host memory of one kind for one device.
@@ -91,7 +102,7 @@ pub trait HostAllocator: Send + Sync {
     fn reclaim(&self) {}
 }
 
-/// A parameter's bytes in host memory: immutable and shared.
+/// A parameter's bytes in host memory: shared, and not written while they are.
 #[derive(Clone)]
 pub struct HostBuffer {
     memory: Arc<dyn HostMemory>,
@@ -160,22 +171,21 @@ impl HostBuffer {
         self.memory.kind()
     }
 
+    /// Has `fill` write the bytes anew, where nobody else has the buffer, nobody reads its memory and that
+    /// can be written; `None` where not. Waits for work that is queued on the memory.
+    pub fn rewrite<T>(&mut self, fill: impl FnOnce(&mut [u8]) -> T) -> Option<T> {
+        if Arc::strong_count(&self.memory) > 1 || !self.memory.unread(self.id) {
+            return None;
+        }
+        let filled = fill(Arc::get_mut(&mut self.memory)?.bytes_mut());
+        self.memory.rewritten(self);
+        Some(filled)
+    }
+
     /// The memory as `M`, when an allocator of that type made it.
     pub fn downcast<M: HostMemory>(&self) -> Option<&M> {
         let memory: &dyn Any = &*self.memory;
         memory.downcast_ref()
-    }
-
-    /// A view of the bytes that Burn's `TensorData` takes without a copy, and copies when written.
-    pub fn to_bytes(&self) -> burn_backend::Bytes {
-        let property = match self.kind() {
-            MemoryKind::Pageable | MemoryKind::File => burn_backend::AllocationProperty::Other,
-            MemoryKind::Pinned
-            | MemoryKind::Mapped
-            | MemoryKind::PinnedFile
-            | MemoryKind::MappedFile => burn_backend::AllocationProperty::Pinned,
-        };
-        burn_backend::Bytes::from_shared(bytes::Bytes::from_owner(self.clone()), property)
     }
 }
 
@@ -236,5 +246,36 @@ impl HostMemory for Pageable {
 
     fn kind(&self) -> MemoryKind {
         MemoryKind::Pageable
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::Ledger;
+
+    fn buffer(bytes: &[u8]) -> HostBuffer {
+        let charge = Arc::new(Ledger::default()).admit_state(bytes.len() as u64, u64::MAX);
+        let memory = PageableAllocator.allocate(bytes.len(), charge.charge);
+        let mut memory = memory.unwrap();
+        memory.bytes_mut().copy_from_slice(bytes);
+        HostBuffer::new(memory)
+    }
+
+    #[test]
+    fn a_buffer_is_rewritten_only_while_one_has_it() {
+        let mut mine = buffer(&[1, 2, 3]);
+        let address = mine.as_ref().as_ptr();
+        let theirs = mine.clone();
+        assert_eq!(mine.rewrite(|bytes| bytes.fill(9)), None);
+        assert_eq!(theirs.as_ref(), [1, 2, 3]);
+        drop(theirs);
+        let data = mine.to_bytes();
+        assert_eq!(mine.rewrite(|bytes| bytes.fill(9)), None);
+        assert_eq!(&data[..], [1, 2, 3]);
+        drop(data);
+        assert_eq!(mine.rewrite(|bytes| bytes.fill(9)), Some(()));
+        assert_eq!(mine.as_ref(), [9, 9, 9]);
+        assert_eq!(mine.as_ref().as_ptr(), address);
     }
 }

@@ -11,7 +11,7 @@ use std::{
 
 use memmap2::{Mmap, MmapOptions};
 
-use super::{Charge, HostMemory, MemoryKind};
+use super::{BufferId, Charge, HostMemory, MemoryKind};
 
 /// A file that is open for reading, and what it was like then.
 #[derive(Debug)]
@@ -201,6 +201,10 @@ impl HostMemory for FileMemory {
 
     fn kind(&self) -> MemoryKind {
         MemoryKind::File
+    }
+
+    fn unread(&self, _id: BufferId) -> bool {
+        false
     }
 }
 

@@ -26,6 +26,31 @@ pub struct Record {
     pub shares: Option<String>,
     /// Why the system did not let the decision be carried out.
     pub refused: Option<String>,
+    /// What the bytes are for.
+    #[serde(default)]
+    pub role: Role,
+}
+
+/// What a tensor on the books is for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Role {
+    /// A module's parameter.
+    #[default]
+    Parameter,
+    /// What an optimizer keeps for a parameter from one step to the next, as moments.
+    OptimizerState,
+}
+
+/// What parameters lost their place in host memory: an operation's result took their place, as an
+/// optimizer's does that is not offloaded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Displaced {
+    /// How often.
+    pub parameters: u64,
+    /// Their bytes.
+    pub bytes: u64,
 }
 
 impl Record {
@@ -36,7 +61,7 @@ impl Record {
             Decision {
                 placement: Placement::Resident,
                 ref reason,
-            } if *reason != Reason::Unnamed => self.bytes,
+            } if *reason != Reason::Unnamed && self.role == Role::Parameter => self.bytes,
             _ => 0,
         }
     }
@@ -61,6 +86,26 @@ struct Books {
     resident: u64,
     /// Host bytes charged: those of live parameters, and those on their way back to the system.
     charged: u64,
+    /// Host bytes charged to optimizer state, which has a budget of its own.
+    state: u64,
+    displaced: Displaced,
+}
+
+/// The side of the books that bytes count on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Account {
+    Resident,
+    Offloaded,
+    State,
+}
+
+impl From<Placement> for Account {
+    fn from(placement: Placement) -> Self {
+        match placement {
+            Placement::Resident => Self::Resident,
+            Placement::Offloaded => Self::Offloaded,
+        }
+    }
 }
 
 impl Books {
@@ -71,10 +116,11 @@ impl Books {
         }
     }
 
-    fn side(&mut self, side: Placement) -> &mut u64 {
+    fn side(&mut self, side: Account) -> &mut u64 {
         match side {
-            Placement::Resident => &mut self.resident,
-            Placement::Offloaded => &mut self.charged,
+            Account::Resident => &mut self.resident,
+            Account::Offloaded => &mut self.charged,
+            Account::State => &mut self.state,
         }
     }
 }
@@ -85,7 +131,7 @@ impl Books {
 pub struct Charge {
     ledger: Arc<Ledger>,
     bytes: u64,
-    side: Placement,
+    side: Account,
 }
 
 impl Drop for Charge {
@@ -150,10 +196,42 @@ impl Ledger {
             } else {
                 bytes
             },
-            side: decision.placement,
+            side: decision.placement.into(),
         };
         *books.side(charge.side) += charge.bytes;
         Admission { decision, charge }
+    }
+
+    /// Asks for host memory for `bytes` more bytes of optimizer state, of which there may be `budget` in
+    /// all, and reserves them where there is room.
+    pub fn admit_state(self: &Arc<Self>, bytes: u64, budget: u64) -> Admission {
+        let mut books = self.lock();
+        let left = budget.saturating_sub(books.state);
+        let (decision, charged) = if bytes > left {
+            (Decision::resident(Reason::OverStateBudget { left }), 0)
+        } else {
+            (Decision::offloaded(Reason::WithinStateBudget), bytes)
+        };
+        books.state += charged;
+        let charge = Charge {
+            ledger: self.clone(),
+            bytes: charged,
+            side: Account::State,
+        };
+        Admission { decision, charge }
+    }
+
+    /// Notes that a parameter lost its place in host memory. Tells whether it was the first.
+    pub fn displace(&self, bytes: u64) -> bool {
+        let displaced = &mut self.lock().displaced;
+        displaced.parameters += 1;
+        displaced.bytes += bytes;
+        displaced.parameters == 1
+    }
+
+    /// What parameters lost their place in host memory so far.
+    pub fn displaced(&self) -> Displaced {
+        self.lock().displaced
     }
 
     /// What counts against budgets: host bytes charged, and bytes of parameters placed on the device.
@@ -162,16 +240,21 @@ impl Ledger {
         self.lock().used()
     }
 
-    /// Host bytes of parameters that are gone but whose memory queued work may still read.
-    pub fn retiring(&self) -> u64 {
+    /// Host bytes of parameters, or of optimizer state, that are gone but whose memory queued work may
+    /// still read.
+    pub fn retiring(&self, role: Role) -> u64 {
         let books = self.lock();
         let live: u64 = books
             .records
             .values()
-            .filter(|r| r.decision.placement == Placement::Offloaded)
+            .filter(|r| r.decision.placement == Placement::Offloaded && r.role == role)
             .map(|r| r.bytes)
             .sum();
-        books.charged.saturating_sub(live)
+        let charged = match role {
+            Role::Parameter => books.charged,
+            Role::OptimizerState => books.state,
+        };
+        charged.saturating_sub(live)
     }
 
     /// All lines, in the order in which the parameters came.
@@ -215,6 +298,7 @@ mod tests {
             memory: None,
             shares: None,
             refused: None,
+            role: Role::Parameter,
         }
     }
 
@@ -246,7 +330,7 @@ mod tests {
             "11 bytes are over the budget of 10"
         );
         assert_eq!(
-            ledger.retiring(),
+            ledger.retiring(Role::Parameter),
             8,
             "charged, but no live parameter has it"
         );
@@ -283,6 +367,26 @@ mod tests {
             });
             assert_eq!(kept.lock().unwrap().len(), 1000 / 7);
         }
+    }
+
+    #[test]
+    fn optimizer_state_has_a_budget_of_its_own() {
+        let ledger = Arc::new(Ledger::default());
+        let first = ledger.admit_state(6, 10);
+        assert_eq!(first.decision.placement, Placement::Offloaded);
+        let second = ledger.admit_state(5, 10);
+        assert_eq!(second.decision.reason, Reason::OverStateBudget { left: 4 });
+        assert_eq!(ledger.used(), Used::default());
+        assert_eq!(ledger.retiring(Role::OptimizerState), 6);
+        let mut line = record(6, Placement::Offloaded);
+        line.role = Role::OptimizerState;
+        let entry = ledger.open(line);
+        assert_eq!(ledger.retiring(Role::OptimizerState), 0);
+        assert_eq!(ledger.retiring(Role::Parameter), 0);
+        entry.update(|r| r.decision.placement = Placement::Resident);
+        assert_eq!(ledger.used(), Used::default());
+        drop(first);
+        assert_eq!(ledger.retiring(Role::OptimizerState), 0);
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! Every byte is charged to the device's [`Ledger`] until it is really given back.
 
 mod buffer;
+mod bytes;
 mod file;
 mod ledger;
 mod op;
@@ -18,7 +19,7 @@ pub use buffer::{
 #[cfg(feature = "cuda")]
 pub(crate) use file::FileMemory;
 pub use file::{FileError, FileSlice, OpenFile};
-pub use ledger::{Admission, Charge, Entry, Ledger, Record};
+pub use ledger::{Admission, Charge, Displaced, Entry, Ledger, Record, Role};
 pub use op::Op;
 #[cfg(feature = "cuda")]
 pub(crate) use op::{

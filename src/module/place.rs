@@ -9,7 +9,7 @@ use burn_backend::Backend;
 use crate::{
     backend::{DeviceState, Directive, Offloaded, OffloadedTensor, Placed, with_directive},
     error::OffloadError,
-    host::Record,
+    host::{Record, Role},
     policy::{Budget, OffloadPolicy, ParamInfo, Placement, Used},
     report::Report,
     target::Kind,
@@ -304,7 +304,9 @@ impl<B: OffloadBackend> Placer<B> {
             });
         }
         // What is on its way back to the system is free by the time it is needed.
-        used.offloaded = used.offloaded.saturating_sub(state.ledger.retiring());
+        used.offloaded = used
+            .offloaded
+            .saturating_sub(state.ledger.retiring(Role::Parameter));
         let plan = self.policy.plan(&params, used)?;
         // Room is made before it is taken.
         let order = match self.policy.budget {

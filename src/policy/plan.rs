@@ -68,14 +68,14 @@ pub struct Decision {
 }
 
 impl Decision {
-    fn resident(reason: Reason) -> Self {
+    pub(crate) fn resident(reason: Reason) -> Self {
         Self {
             placement: Placement::Resident,
             reason,
         }
     }
 
-    fn offloaded(reason: Reason) -> Self {
+    pub(crate) fn offloaded(reason: Reason) -> Self {
         Self {
             placement: Placement::Offloaded,
             reason,
@@ -107,6 +107,13 @@ pub enum Reason {
         /// The bytes left when it was considered.
         left: u64,
     },
+    /// Offloaded: optimizer state that fits the budget for such.
+    WithinStateBudget,
+    /// Resident: optimizer state that is larger than what is left of the budget for such.
+    OverStateBudget {
+        /// The bytes left when it was considered.
+        left: u64,
+    },
     /// Offloaded: everything is.
     Everything,
     /// Resident: nothing is offloaded.
@@ -134,6 +141,11 @@ impl fmt::Display for Reason {
             Self::WithinDeviceBudget => f.write_str("fits the device budget"),
             Self::OverDeviceBudget { left } => {
                 write!(f, "device budget has {} left", ByteSize::b(*left))
+            }
+            Self::WithinStateBudget => f.write_str("fits the budget of optimizer state"),
+            Self::OverStateBudget { left } => {
+                let left = ByteSize::b(*left);
+                write!(f, "budget of optimizer state has {left} left")
             }
             Self::Everything => f.write_str("everything is offloaded"),
             Self::Nothing => f.write_str("nothing is offloaded"),

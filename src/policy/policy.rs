@@ -41,6 +41,7 @@ use super::select;
 ///     staging_budget = "1GiB"    # default: room for the two largest parameters
 ///     prefetch = true            # the default
 ///     unscoped_threshold = "1MB" # default: only what Burn says is a parameter
+///     optimizer_state = "40GiB"  # default: all on the device
 ///     uva = true                 # the default
 ///     pin = true                 # the default
 ///     "#,
@@ -53,6 +54,7 @@ use super::select;
 ///         .with_order(Order::Spread)
 ///         .with_staging_budget(ByteSize::gib(1))
 ///         .with_unscoped_threshold(ByteSize::mb(1))
+///         .with_optimizer_state(ByteSize::gib(40))
 /// );
 ///
 /// let error = toml::from_str::<OffloadPolicy>("host_budget = \"lots\"").unwrap_err();
@@ -93,6 +95,10 @@ pub struct OffloadPolicy {
     /// a batch of inputs, is then offloaded too, while there is room; choose a size above theirs. Such
     /// tensors have no names: where the policy has selectors, they stay on the device.
     pub unscoped_threshold: Option<ByteSize>,
+    /// At most so much host memory, beside the budget, for what an offloaded optimizer
+    /// ([`OffloadedOptimizer`](crate::OffloadedOptimizer)) keeps from one step to the next, as moments; what does not fit stays
+    /// on the device. Default: all of it stays there.
+    pub optimizer_state: Option<ByteSize>,
     /// Whether kernels may read offloaded parameters in place, across the bus. Default: `true`.
     pub uva: bool,
     /// Whether the host memory is page-locked. Default: `true`.
@@ -145,6 +151,7 @@ impl OffloadPolicy {
             staging_budget: None,
             prefetch: true,
             unscoped_threshold: None,
+            optimizer_state: None,
             uva: true,
             pin: true,
         }
@@ -196,6 +203,13 @@ impl OffloadPolicy {
     #[must_use]
     pub fn with_unscoped_threshold(mut self, bytes: ByteSize) -> Self {
         self.unscoped_threshold = Some(bytes);
+        self
+    }
+
+    /// Sets [`optimizer_state`](Self::optimizer_state).
+    #[must_use]
+    pub fn with_optimizer_state(mut self, bytes: ByteSize) -> Self {
+        self.optimizer_state = Some(bytes);
         self
     }
 
@@ -271,6 +285,8 @@ struct RawPolicy {
     prefetch: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     unscoped_threshold: Option<RawSize>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    optimizer_state: Option<RawSize>,
     #[serde(default = "yes")]
     uva: bool,
     #[serde(default = "yes")]
@@ -323,6 +339,7 @@ impl TryFrom<RawPolicy> for OffloadPolicy {
             staging_budget: size("staging_budget", raw.staging_budget)?,
             prefetch: raw.prefetch,
             unscoped_threshold: size("unscoped_threshold", raw.unscoped_threshold)?,
+            optimizer_state: size("optimizer_state", raw.optimizer_state)?,
             uva: raw.uva,
             pin: raw.pin,
         };
@@ -350,6 +367,7 @@ impl From<OffloadPolicy> for RawPolicy {
             staging_budget: policy.staging_budget.map(Into::into),
             prefetch: policy.prefetch,
             unscoped_threshold: policy.unscoped_threshold.map(Into::into),
+            optimizer_state: policy.optimizer_state.map(Into::into),
             uva: policy.uva,
             pin: policy.pin,
         }
@@ -480,19 +498,19 @@ mod tests {
             Just(AccessMode::Staged)
         ];
         let staging = (access, any::<Option<u64>>(), any::<bool>());
-        let unscoped = any::<Option<u64>>();
+        let unscoped_and_state = (any::<Option<u64>>(), any::<Option<u64>>());
         (
             budget,
             order,
             selectors(),
             selectors(),
             staging,
-            unscoped,
+            unscoped_and_state,
             any::<bool>(),
             any::<bool>(),
         )
             .prop_map(
-                |(budget, order, params, keep, staging, unscoped, uva, pin)| {
+                |(budget, order, params, keep, staging, (unscoped, state), uva, pin)| {
                     let (access, staging, prefetch) = staging;
                     OffloadPolicy {
                         budget,
@@ -503,6 +521,7 @@ mod tests {
                         staging_budget: staging.map(ByteSize::b),
                         prefetch,
                         unscoped_threshold: unscoped.map(ByteSize::b),
+                        optimizer_state: state.map(ByteSize::b),
                         uva,
                         pin,
                     }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     backend::DeviceState,
-    host::{MemoryKind, Record},
+    host::{Displaced, MemoryKind, Record, Role},
     policy::Placement,
     target::Access,
 };
@@ -27,8 +27,13 @@ pub struct Report {
     pub memory: Option<MemoryKind>,
     /// Why they are not read in place, where that could be expected.
     pub fallback: Option<String>,
-    /// Every parameter, in the order in which they were allocated or stand in the module.
+    /// Every parameter, in the order in which they were allocated or stand in the module; and, in a
+    /// device's report, an optimizer's state that has a place.
     pub parameters: Vec<Record>,
+    /// What lost its place in host memory on the device, for want of an
+    /// [`OffloadedOptimizer`](crate::OffloadedOptimizer) or the like.
+    #[serde(default)]
+    pub displaced: Displaced,
 }
 
 impl Report {
@@ -39,6 +44,7 @@ impl Report {
             memory: None,
             fallback: None,
             parameters: Vec::new(),
+            displaced: Displaced::default(),
         }
     }
 
@@ -54,37 +60,49 @@ impl Report {
             memory: Some(host.memory()),
             fallback: host.fallback,
             parameters,
+            displaced: state.ledger.displaced(),
         }
     }
 
     /// Bytes of parameters in host memory. Shared (tied) ones count once.
     pub fn offloaded_bytes(&self) -> u64 {
-        self.bytes(Placement::Offloaded)
+        self.bytes(Role::Parameter, Placement::Offloaded)
     }
 
     /// Bytes of parameters in device memory.
     pub fn resident_bytes(&self) -> u64 {
-        self.bytes(Placement::Resident)
+        self.bytes(Role::Parameter, Placement::Resident)
     }
 
     /// How many parameters are in host memory.
     pub fn offloaded_parameters(&self) -> usize {
-        self.at(Placement::Offloaded).count()
+        self.at(Role::Parameter, Placement::Offloaded).count()
     }
 
     /// How many parameters are in device memory.
     pub fn resident_parameters(&self) -> usize {
-        self.at(Placement::Resident).count()
+        self.at(Role::Parameter, Placement::Resident).count()
     }
 
-    fn at(&self, placement: Placement) -> impl Iterator<Item = &Record> {
+    /// Bytes of optimizer state in host memory.
+    pub fn offloaded_state_bytes(&self) -> u64 {
+        self.bytes(Role::OptimizerState, Placement::Offloaded)
+    }
+
+    /// Bytes of optimizer state in device memory, where the policy has a budget for such: else it has no
+    /// line here.
+    pub fn resident_state_bytes(&self) -> u64 {
+        self.bytes(Role::OptimizerState, Placement::Resident)
+    }
+
+    fn at(&self, role: Role, placement: Placement) -> impl Iterator<Item = &Record> {
         self.parameters
             .iter()
-            .filter(move |r| r.decision.placement == placement)
+            .filter(move |r| r.role == role && r.decision.placement == placement)
     }
 
-    fn bytes(&self, placement: Placement) -> u64 {
-        let counted = self.at(placement).filter(|r| r.shares.is_none());
+    fn bytes(&self, role: Role, placement: Placement) -> u64 {
+        let counted = self.at(role, placement).filter(|r| r.shares.is_none());
         counted.map(|r| r.bytes).sum()
     }
 
@@ -146,6 +164,23 @@ impl fmt::Display for Report {
             gib(self.resident_bytes()),
             ByteSize::b(self.resident_bytes()),
         )?;
+        let state = [self.offloaded_state_bytes(), self.resident_state_bytes()];
+        if state != [0, 0] {
+            let [offloaded, resident] = state.map(ByteSize::b);
+            writeln!(
+                f,
+                "optimizer state: {offloaded} offloaded, {resident} resident"
+            )?;
+        }
+        if self.displaced != Displaced::default() {
+            let Displaced { parameters, bytes } = self.displaced;
+            let bytes = ByteSize::b(bytes);
+            writeln!(
+                f,
+                "lost their place in host memory: {parameters} parameters, {bytes}; an operation's result \
+                 took it, as an optimizer's does that is not `.offloaded()`"
+            )?;
+        }
         match self.access {
             None => write!(f, "{}: not configured, nothing is offloaded", self.device),
             Some(Access::InPlace) => write!(

@@ -1,6 +1,7 @@
 //! Operations on float tensors.
 
 use super::prelude::*;
+use crate::backend::seat;
 
 impl<B: OffloadTarget> FloatTensorOps<Self> for Offloaded<B> {
     fn float_from_data(data: TensorData, device: &Device<Self>) -> FloatTensor<Self> {
@@ -25,7 +26,7 @@ impl<B: OffloadTarget> FloatTensorOps<Self> for Offloaded<B> {
     }
 
     fn float_to_device(tensor: FloatTensor<Self>, device: &Device<Self>) -> FloatTensor<Self> {
-        tensor.moved_to(device)
+        seat::pass(tensor.moved_to(device))
     }
 
     fn float_detach(tensor: FloatTensor<Self>) -> FloatTensor<Self> {

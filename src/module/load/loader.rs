@@ -15,7 +15,7 @@ use regex::Regex;
 use crate::{
     backend::{DeviceState, Offloaded, OffloadedTensor, Order, Placed, convert},
     error::OffloadError,
-    host::{MemoryKind, Record},
+    host::{MemoryKind, Record, Role},
     policy::{Decision, OffloadPolicy, ParamInfo, Placement},
     report::Report,
     target::{Kind, Layout},
@@ -495,7 +495,9 @@ fn plan<B: OffloadBackend>(
             .collect();
         let mut used = state.ledger.used();
         // What is on its way back to the system is free by the time it is needed.
-        used.offloaded = used.offloaded.saturating_sub(state.ledger.retiring());
+        used.offloaded = used
+            .offloaded
+            .saturating_sub(state.ledger.retiring(Role::Parameter));
         for (at, decision) in here.into_iter().zip(policy.plan(&params, used)?) {
             decisions[at] = Some(decision);
         }

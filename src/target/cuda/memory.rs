@@ -8,8 +8,8 @@ use cubecl::cuda::CudaDevice;
 use cudarc::driver::{DriverError, sys};
 
 use crate::host::{
-    Charge, FileMemory, FileSlice, HostAllocator, HostBuffer, HostError, HostMemory, MemoryKind,
-    announce_operations,
+    BufferId, Charge, FileMemory, FileSlice, HostAllocator, HostBuffer, HostError, HostMemory,
+    MemoryKind, announce_operations,
 };
 
 use super::{
@@ -210,6 +210,19 @@ impl HostMemory for PinnedMemory {
             (false, true) => MemoryKind::PinnedFile,
         }
     }
+
+    fn unread(&self, id: BufferId) -> bool {
+        let block = self.block();
+        if block.file.is_some() {
+            return false;
+        }
+        let forget = || self.ring.forget(id);
+        self.queue.unread(block, forget)
+    }
+
+    fn rewritten(&self, buffer: &HostBuffer) {
+        self.ring.remember(buffer);
+    }
 }
 
 impl Drop for PinnedMemory {
@@ -293,6 +306,12 @@ impl Block {
             sys::cuMemHostGetDevicePointer_v2(&mut device, self.memory.as_ptr().cast(), 0)
         };
         found.result().is_ok() && device == self.memory.as_ptr() as u64
+    }
+
+    /// Whether tensors over the block are left.
+    pub fn has_aliases(&self) -> bool {
+        let anchor = self.anchor.get().and_then(Option::as_ref);
+        anchor.is_some_and(Anchor::has_aliases)
     }
 
     /// Gives the memory back.

@@ -150,23 +150,12 @@ impl RetireQueue {
         let _releasing = lock(&self.releasing);
         let unheld: Vec<Retired> = {
             let mut retired = lock(&self.retired);
-            retired
-                .extract_if(.., |r| {
-                    let anchor = r.block.anchor.get().and_then(Option::as_ref);
-                    anchor.is_none_or(|a| !a.has_aliases())
-                })
-                .collect()
+            retired.extract_if(.., |r| !r.block.has_aliases()).collect()
         };
         if unheld.is_empty() {
             return false;
         }
-        quiesce();
-        let finished = std::panic::catch_unwind(AssertUnwindSafe(|| {
-            self.wait_for_fusion();
-            self.finish_queued_work()
-        }));
-        let finished = finished.unwrap_or_else(|_| Err("fusion's queue panicked".into()));
-        if let Err(err) = finished {
+        if let Err(err) = self.finish() {
             // Who knows what still reads it: it is kept, and counts, until the device says more.
             tracing::error!("host memory cannot be given back, the device does not answer: {err}");
             lock(&self.retired).extend(unheld);
@@ -181,6 +170,43 @@ impl RetireQueue {
             unsafe { block.free() };
         }
         true
+    }
+
+    /// Waits until the block may be written over: no tensor over it is left, `forget` says that no copy of
+    /// it is, and all work that read it has finished. `false` where a tensor or a copy is still held. The
+    /// caller has the block to itself, and is not inside an operation.
+    pub fn unread(&self, block: &Block, forget: impl Fn() -> bool) -> bool {
+        let look = || !block.has_aliases() && forget();
+        if !look() {
+            // Fusion may keep them queued, and CubeCL let go of them late.
+            if let Some(fusion) = self.fusion.get() {
+                (fusion.drain)(&self.device);
+            }
+            if let Err(err) = self.finish() {
+                tracing::error!("host memory cannot be written, the device does not answer: {err}");
+                return false;
+            }
+            if !look() {
+                return false;
+            }
+        }
+        match self.finish() {
+            Ok(()) => true,
+            Err(err) => {
+                tracing::error!("host memory cannot be written, the device does not answer: {err}");
+                false
+            }
+        }
+    }
+
+    /// Steps 2 to 5 of the module's text.
+    fn finish(&self) -> Result<(), String> {
+        quiesce();
+        let finished = std::panic::catch_unwind(AssertUnwindSafe(|| {
+            self.wait_for_fusion();
+            self.finish_queued_work()
+        }));
+        finished.unwrap_or_else(|_| Err("fusion's queue panicked".into()))
     }
 
     /// Has fusion run what threads that have ended left with it. What live threads have queued is left

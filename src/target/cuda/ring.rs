@@ -9,6 +9,7 @@
 //! order is made by an explicit [`fence`]:
 //! - a copy waits for all work that was queued on any stream before it, since some of that may read
 //!   what the copy overwrites;
+//! - a copy waits for those that were evicted before anything had waited for them;
 //! - every stream waits for a copy before the first operation that may read it. A stream that is new
 //!   waits for all copies there are before its first operation.
 //!
@@ -87,6 +88,9 @@ struct State {
     schedule: Schedule<BufferId>,
     known: HashMap<BufferId, WeakHostBuffer>,
     streams: Vec<StreamId>,
+    /// Streams of copies that are gone although nothing waited for them: what is copied to where they
+    /// were waits for them.
+    unfenced: Vec<StreamId>,
     next_copy: u64,
     clock: u64,
     link: Option<LinkSpeed>,
@@ -137,6 +141,7 @@ impl Ring {
                 schedule: Schedule::default(),
                 known: HashMap::new(),
                 streams: Vec::new(),
+                unfenced: Vec::new(),
                 next_copy: 0,
                 clock: 0,
                 link: None,
@@ -356,6 +361,9 @@ impl Ring {
                 read_before |= gone.used;
                 state.stats.wasted += u64::from(!gone.used);
                 state.anchors.push(gone.anchor);
+                if !gone.fenced {
+                    state.unfenced.push(gone.stream);
+                }
             }
         }
         state.room.take(&vacancy, len, buffer.id());
@@ -380,7 +388,9 @@ impl Ring {
                 under_way: None,
             },
         );
-        let (streams, buffer) = (state.streams.clone(), buffer.clone());
+        let mut streams = state.streams.clone();
+        streams.append(&mut state.unfenced);
+        let buffer = buffer.clone();
         self.submit(move |server| {
             for from in streams {
                 fence(server, from, stream)?;
@@ -396,6 +406,34 @@ impl Ring {
             // Says whether the copy was queued, and has CubeCL forget the bytes of the one before.
             server.flush(stream).map_err(|err| err.to_string())
         });
+        true
+    }
+
+    /// Notes a buffer that may be copied ahead.
+    pub fn remember(&self, buffer: &HostBuffer) {
+        lock(&self.state).remember(buffer);
+    }
+
+    /// Has no copy of a buffer be used or begun any more. `false` where an operation has or may have one.
+    /// Copies under way still read the buffer.
+    pub fn forget(&self, id: BufferId) -> bool {
+        let mut state = lock(&self.state);
+        state.known.remove(&id);
+        let Some(copy) = state.copies.get_mut(&id) else {
+            return true;
+        };
+        copy.look();
+        if !copy.is_idle() {
+            return false;
+        }
+        state.room.leave(&id);
+        if let Some(copy) = state.copies.remove(&id) {
+            state.stats.wasted += u64::from(!copy.used);
+            state.anchors.push(copy.anchor);
+            if !copy.fenced {
+                state.unfenced.push(copy.stream);
+            }
+        }
         true
     }
 
