@@ -49,7 +49,8 @@ pub struct PolicyArgs {
     resident: bool,
 }
 
-fn size(text: &str) -> Result<ByteSize, String> {
+/// A size as a flag has it.
+pub fn size(text: &str) -> Result<ByteSize, String> {
     text.parse()
         .map_err(|_| "it must be a number of bytes or a size such as 512MiB or 20GiB".into())
 }

@@ -8,6 +8,7 @@
 mod llama;
 
 mod data;
+mod plot;
 
 use std::{
     fs, io,
@@ -21,13 +22,11 @@ use burn::{
     grad_clipping::GradientClippingConfig,
     module::{AutodiffModule, Module},
     optim::{AdamWConfig, GradientsParams, Optimizer},
-    tensor::{
-        Int, Tensor,
-        activation::log_softmax,
-        backend::{AutodiffBackend, Backend},
-    },
+    tensor::{DType, Int, Tensor, activation::log_softmax, backend::Backend},
 };
-use burn_offload::{OffloadError, OffloadPolicy, OffloadTarget, Offloaded, place};
+use burn_offload::{
+    ByteSize, OffloadError, OffloadOptimizer, OffloadPolicy, OffloadTarget, Offloaded, place,
+};
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
 use rand::{SeedableRng, rngs::StdRng};
@@ -35,14 +34,15 @@ use rand::{SeedableRng, rngs::StdRng};
 use data::{Batch, Data, ShortText};
 use llama::{
     Target,
-    checkpoint::{self, CheckpointError},
+    checkpoint::{self, Checkpoint, CheckpointError},
     config::{ConfigError, LlamaConfig},
     generation::{GenerationError, generate},
     model::{Frame, Llama},
-    policy::{PolicyArgs, PolicyFileError},
+    policy::{self, PolicyArgs, PolicyFileError},
     sample::{Sampler, Sampling},
     tokenizer::{Tokenizer, TokenizerError},
 };
+use plot::{Losses, PlotError};
 
 /// Train a small model on a text
 #[derive(Debug, Parser)]
@@ -115,6 +115,10 @@ struct Args {
     #[arg(long, default_value = "In the beginning")]
     prompt: String,
 
+    /// Keep at most this much of the optimizer's moments in host memory, beside the parameters
+    #[arg(long, value_name = "SIZE", value_parser = policy::size, help_heading = "Placement")]
+    optimizer_state: Option<ByteSize>,
+
     #[command(flatten)]
     policy: PolicyArgs,
 }
@@ -123,6 +127,8 @@ struct Args {
 const LOOK: u64 = 50;
 /// The end of a text, in the text: where the tokenizer has such a token.
 const END_OF_TEXT: &str = "<|endoftext|>";
+/// The picture of the losses, in the folder of the model.
+const LOSS_PLOT: &str = "loss.svg";
 /// The length of the text at the end.
 const SAMPLE: usize = 200;
 
@@ -158,6 +164,8 @@ enum TrainError {
     Checkpoint(#[from] CheckpointError),
     #[error(transparent)]
     Generation(#[from] GenerationError),
+    #[error(transparent)]
+    Plot(#[from] PlotError),
     #[error("cannot read the loss from the device: {0}")]
     Device(String),
     #[error("the loss is {loss} at step {step}: try a lower --lr")]
@@ -183,7 +191,10 @@ fn run<T: OffloadTarget>(args: &Args) -> Result<(), TrainError> {
         source,
     })?;
     let data = Data::new(&tokenizer.encode(&text)?, args.batch as usize, args.seq)?;
-    let policy = args.policy.policy()?.unwrap_or_else(OffloadPolicy::nothing);
+    let mut policy = args.policy.policy()?.unwrap_or_else(OffloadPolicy::nothing);
+    if let Some(bytes) = args.optimizer_state {
+        policy = policy.with_optimizer_state(bytes);
+    }
 
     let device = Default::default();
     Offloaded::<T>::configure(&device, policy.clone())?;
@@ -192,13 +203,27 @@ fn run<T: OffloadTarget>(args: &Args) -> Result<(), TrainError> {
     let (model, report) = place(model, "", &policy).map_err(OffloadError::from)?;
     println!("{report}\n{} parameters", model.num_params());
 
-    let (loss, model) = train(args, model, &data, &device)?;
-    checkpoint::save(&model, &config, &args.out)?;
+    // The folder is whole before the hours of training, but for the weights.
+    fs::create_dir_all(&args.out).map_err(|source| CheckpointError::Write {
+        path: args.out.clone(),
+        source,
+    })?;
     copy_tokenizer(&tokenizer_path, &args.out)?;
+    let (losses, last) = train(args, model, &data, &config, &device)?;
+    let plot = args.out.join(LOSS_PLOT);
+    losses.plot(&plot)?;
     println!(
-        "validation loss {loss:.4}; written to {}\n",
-        args.out.display()
+        "validation loss {:.4}; written to {}, and the losses to {}\n",
+        losses.lowest(),
+        args.out.display(),
+        plot.display()
     );
+
+    // The best is not always the last. It is what was written, so that there is no second model in memory.
+    drop(last);
+    let kept = Checkpoint::open(&args.out)?;
+    let dtype = Some(DType::F32);
+    let (model, _) = kept.load::<Offloaded<T>>(dtype, &device, &policy, |_| {})?;
 
     let mut text = args.prompt.clone();
     let mut text_of = tokenizer.stream();
@@ -250,19 +275,22 @@ fn config(args: &Args, tokenizer: &Tokenizer) -> Result<LlamaConfig, ConfigError
     Ok(config)
 }
 
-/// Trains for as long as the arguments say. Returns the lowest validation loss, and the model that had it.
-fn train<B: AutodiffBackend>(
+/// Trains for as long as the arguments say, and writes the model whenever its validation loss is the lowest
+/// so far. Returns the losses, and the model at the end.
+fn train<T: OffloadTarget>(
     args: &Args,
-    mut model: Llama<B>,
+    mut model: Llama<Autodiff<Offloaded<T>>>,
     data: &Data,
-    device: &B::Device,
-) -> Result<(f32, Llama<B::InnerBackend>), TrainError> {
+    config: &LlamaConfig,
+    device: &T::Device,
+) -> Result<(Losses, Llama<Autodiff<Offloaded<T>>>), TrainError> {
     let mut optimizer = AdamWConfig::new()
         .with_beta_2(0.95)
         .with_epsilon(1e-8)
         .with_weight_decay(args.weight_decay)
         .with_grad_clipping(Some(GradientClippingConfig::Norm(1.0)))
-        .init();
+        .init()
+        .offloaded();
     let frame = model.frame(args.seq);
     let held_out = data.held_out(device);
     let held_out_frame = model.valid().frame(args.seq);
@@ -270,7 +298,7 @@ fn train<B: AutodiffBackend>(
     let bar = progress_bar(args.steps);
 
     let start = Instant::now();
-    let mut best = (f32::INFINITY, model.valid());
+    let mut losses = Losses::default();
     let mut step = 0;
     loop {
         let in_steps = step as f64 / args.steps as f64;
@@ -289,9 +317,10 @@ fn train<B: AutodiffBackend>(
             if !loss.is_finite() {
                 return Err(TrainError::Diverged { loss, step });
             }
-            if loss < best.0 {
-                best = (loss, valid);
+            if loss < losses.lowest() {
+                checkpoint::save(&valid, config, &args.out)?;
             }
+            losses.validation.push((step, loss));
         }
         if last {
             bar.finish();
@@ -299,7 +328,7 @@ fn train<B: AutodiffBackend>(
             let seconds = start.elapsed().as_secs_f64();
             let rate = tokens as f64 / seconds;
             println!("{step} steps, {tokens} tokens in {seconds:.0} s: {rate:.0} tokens/s");
-            return Ok(best);
+            return Ok((losses, model));
         }
 
         let Batch { inputs, targets } = data.sample(&mut rng, device);
@@ -313,6 +342,7 @@ fn train<B: AutodiffBackend>(
             if !loss.is_finite() {
                 return Err(TrainError::Diverged { loss, step });
             }
+            losses.training.push((step, loss));
             bar.set_prefix(format!("training loss {loss:.4}"));
         }
     }
