@@ -209,7 +209,7 @@ fn run<T: OffloadTarget>(args: &Args) -> Result<(), TrainError> {
         source,
     })?;
     copy_tokenizer(&tokenizer_path, &args.out)?;
-    let (losses, last) = train(args, model, &data, &config, &device)?;
+    let losses = train(args, model, &data, &config, &device)?;
     let plot = args.out.join(LOSS_PLOT);
     losses.plot(&plot)?;
     println!(
@@ -219,8 +219,7 @@ fn run<T: OffloadTarget>(args: &Args) -> Result<(), TrainError> {
         plot.display()
     );
 
-    // The best is not always the last. It is what was written, so that there is no second model in memory.
-    drop(last);
+    // The best is not always the last. It was written, so that there was no second model in memory.
     let kept = Checkpoint::open(&args.out)?;
     let dtype = Some(DType::F32);
     let (model, _) = kept.load::<Offloaded<T>>(dtype, &device, &policy, |_| {})?;
@@ -276,14 +275,14 @@ fn config(args: &Args, tokenizer: &Tokenizer) -> Result<LlamaConfig, ConfigError
 }
 
 /// Trains for as long as the arguments say, and writes the model whenever its validation loss is the lowest
-/// so far. Returns the losses, and the model at the end.
+/// so far.
 fn train<T: OffloadTarget>(
     args: &Args,
     mut model: Llama<Autodiff<Offloaded<T>>>,
     data: &Data,
     config: &LlamaConfig,
     device: &T::Device,
-) -> Result<(Losses, Llama<Autodiff<Offloaded<T>>>), TrainError> {
+) -> Result<Losses, TrainError> {
     let mut optimizer = AdamWConfig::new()
         .with_beta_2(0.95)
         .with_epsilon(1e-8)
@@ -328,7 +327,7 @@ fn train<T: OffloadTarget>(
             let seconds = start.elapsed().as_secs_f64();
             let rate = tokens as f64 / seconds;
             println!("{step} steps, {tokens} tokens in {seconds:.0} s: {rate:.0} tokens/s");
-            return Ok((losses, model));
+            return Ok(losses);
         }
 
         let Batch { inputs, targets } = data.sample(&mut rng, device);

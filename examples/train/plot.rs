@@ -46,7 +46,10 @@ impl Losses {
             .y_label_area_size(56)
             .build_cartesian_2d(steps, losses)?;
         let mesh = &mut chart.configure_mesh();
-        mesh.x_desc("step").y_desc("loss, nats a token").draw()?;
+        mesh.light_line_style(TRANSPARENT)
+            .x_desc("step")
+            .y_desc("loss, nats a token")
+            .draw()?;
         let series = [
             ("training", &self.training, RGBColor(150, 180, 220)),
             ("validation", &self.validation, RGBColor(200, 60, 40)),
@@ -63,7 +66,11 @@ impl Losses {
                 });
         }
         let labels = &mut chart.configure_series_labels();
-        labels.background_style(WHITE).border_style(BLACK).draw()?;
+        labels
+            .position(SeriesLabelPosition::UpperRight)
+            .background_style(WHITE)
+            .border_style(BLACK)
+            .draw()?;
         area.present()?;
         Ok(())
     }

@@ -107,11 +107,7 @@ mod tests {
         drop(twin);
         assert!(!weak.is_alive());
         assert_eq!(bytes.clone()[..5], [7, 7, 7, 1, 7]);
-        assert_eq!(
-            bytes
-                .try_into_vec::<u8>()
-                .map_or_else(|bytes| bytes.to_vec(), |v| v)[3],
-            1
-        );
+        let vec = bytes.try_into_vec::<u8>();
+        assert_eq!(vec.unwrap_or_else(|bytes| bytes.to_vec())[3], 1);
     }
 }

@@ -74,6 +74,7 @@ impl<B: Backend> ModuleMapper<B> for Fill {
         let tensor = B::memory_persistent_allocations(&device, data, |data| {
             Tensor::from_data(data, (&device, dtype))
         });
-        Param::initialized(param.id, tensor)
+        // Where gradients are followed.
+        Param::initialized(param.id, tensor.require_grad())
     }
 }

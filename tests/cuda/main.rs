@@ -21,6 +21,7 @@ mod ops;
 #[path = "../ops/harness/mod.rs"]
 mod ops_harness;
 mod staging;
+mod training;
 
 use burn_cubecl::CubeBackend;
 use burn_offload::{OffloadError, OffloadPolicy, OffloadTarget, Offloaded};

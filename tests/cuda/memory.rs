@@ -15,7 +15,7 @@ pub fn host_bytes_charged<B: OffloadTarget<Device = CudaDevice>>() -> u64 {
     Offloaded::<B>::host_bytes_charged(&CudaDevice::default())
 }
 
-fn device_used() -> u64 {
+pub fn device_used() -> u64 {
     let context = cudarc::driver::CudaContext::new(0).expect("there is a GPU");
     context.bind_to_thread().expect("it answers");
     let (free, total) = cudarc::driver::result::mem_get_info().expect("it answers");
