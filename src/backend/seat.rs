@@ -12,7 +12,11 @@ use super::{
 
 /// The place of a tensor that is about to be replaced. Taken before the tensor is used up, so that what
 /// replaces it finds the place still there.
-pub struct Seat<B: OffloadTarget, K: Kind<B>>(Kept<B, K>);
+pub struct Seat<B: OffloadTarget, K: Kind<B>> {
+    kept: Kept<B, K>,
+    /// How many clones of the tensor others have that do not count: they are let go after.
+    ignored: usize,
+}
 
 enum Kept<B: OffloadTarget, K: Kind<B>> {
     /// It had none: an ordinary tensor.
@@ -25,24 +29,33 @@ enum Kept<B: OffloadTarget, K: Kind<B>> {
 }
 
 impl<B: OffloadTarget, K: Kind<B>> Seat<B, K> {
-    /// The seat of a tensor that is to be replaced, of which the one who replaces it has so many clones,
-    /// this one among them.
-    pub fn of(tensor: &OffloadedTensor<B, K>, clones: usize) -> Self {
-        let Some(slot) = tensor.own_slot() else {
-            return Self(Kept::Nothing);
+    /// The seat of a tensor that is to be replaced. Of its clones, the one who replaces it has `mine`, this
+    /// one among them, and `ignored` are others' that need not keep their value, since they are let go
+    /// after.
+    pub fn of(tensor: &OffloadedTensor<B, K>, mine: usize, ignored: usize) -> Self {
+        let kept = match tensor.own_slot() {
+            None => Kept::Nothing,
+            Some(slot) => {
+                let alone = Arc::strong_count(slot) <= mine + ignored && !slot.is_offloaded();
+                match slot.line() {
+                    Some(line) if alone => Kept::Line(line),
+                    _ => Kept::Slot(slot.clone()),
+                }
+            }
         };
-        let alone = Arc::strong_count(slot) <= clones && !slot.is_offloaded();
-        match slot.line() {
-            Some(line) if alone => Self(Kept::Line(line)),
-            _ => Self(Kept::Slot(slot.clone())),
-        }
+        Self { kept, ignored }
+    }
+
+    /// Whether nobody who counts has the slot besides this seat.
+    fn is_last_of(&self, slot: &Arc<Slot<B, K>>) -> bool {
+        Arc::strong_count(slot) <= 1 + self.ignored
     }
 
     /// How the optimizer state of the parameter that had the seat is placed: what the parameter is called,
     /// and the policy that placed it, or the device's.
     pub fn state_place(&self, device: &B::Device) -> Option<StatePlace> {
         let state = DeviceState::get(device)?;
-        let (record, placed_by) = match &self.0 {
+        let (record, placed_by) = match &self.kept {
             Kept::Nothing => (None, None),
             Kept::Line(line) => (Some(line.record()), line.placed_by()),
             Kept::Slot(slot) => (slot.record(), slot.placed_by()),
@@ -55,12 +68,12 @@ impl<B: OffloadTarget, K: Kind<B>> Seat<B, K> {
 
     /// Whether the tensor was in host memory.
     pub fn is_offloaded(&self) -> bool {
-        matches!(&self.0, Kept::Slot(slot) if slot.is_offloaded())
+        matches!(&self.kept, Kept::Slot(slot) if slot.is_offloaded())
     }
 
     /// Whether the tensor is the one that has the seat already.
     pub fn has(&self, tensor: &OffloadedTensor<B, K>) -> bool {
-        match (&self.0, tensor.own_slot()) {
+        match (&self.kept, tensor.own_slot()) {
             (Kept::Slot(mine), Some(slot)) => Arc::ptr_eq(mine, slot),
             (Kept::Line(line), Some(slot)) => slot.line().is_some_and(|other| line.is(&other)),
             _ => false,
@@ -72,18 +85,20 @@ impl<B: OffloadTarget, K: Kind<B>> Seat<B, K> {
         if self.has(&tensor) {
             return tensor;
         }
-        match (self.0, tensor.into_resident()) {
-            (_, Err(placed)) => placed,
-            (Kept::Nothing, Ok(new)) => OffloadedTensor::of_tensor(new),
-            (Kept::Line(line), Ok(new)) => {
-                OffloadedTensor::of_slot(Arc::new(Slot::take_over(new, line)))
-            }
-            (Kept::Slot(slot), Ok(new)) if Arc::strong_count(&slot) == 1 && slot.is_of(&new) => {
+        let new = match tensor.into_resident() {
+            Ok(new) => new,
+            Err(placed) => return placed,
+        };
+        let slot = match &self.kept {
+            Kept::Nothing => return OffloadedTensor::of_tensor(new),
+            Kept::Slot(slot) if self.is_last_of(slot) && slot.is_of(&new) => {
                 slot.rewrite(new);
-                OffloadedTensor::of_slot(slot)
+                slot.clone()
             }
-            (Kept::Slot(slot), Ok(new)) => OffloadedTensor::of_slot(Arc::new(slot.beside(new))),
-        }
+            Kept::Slot(slot) => Arc::new(slot.beside(new)),
+            Kept::Line(line) => Arc::new(Slot::take_over(new, line.clone())),
+        };
+        OffloadedTensor::of_slot(slot)
     }
 }
 
@@ -94,16 +109,20 @@ impl<B: OffloadTarget> Seat<B, Float> {
         tensor: OffloadedTensor<B, Float>,
         place: &StatePlace,
     ) -> OffloadedTensor<B, Float> {
-        match (self.0, tensor.into_resident()) {
-            (_, Err(placed)) => placed,
-            (Kept::Slot(slot), Ok(new))
-                if slot.is_offloaded() && Arc::strong_count(&slot) == 1 && slot.is_of(&new) =>
+        let new = match tensor.into_resident() {
+            Ok(new) => new,
+            Err(placed) => return placed,
+        };
+        let slot = match &self.kept {
+            Kept::Slot(slot)
+                if slot.is_offloaded() && self.is_last_of(slot) && slot.is_of(&new) =>
             {
                 slot.rewrite(new);
-                OffloadedTensor::of_slot(slot)
+                slot.clone()
             }
-            (_, Ok(new)) => OffloadedTensor::of_slot(Arc::new(Slot::optimizer_state(new, place))),
-        }
+            _ => Arc::new(Slot::optimizer_state(new, place)),
+        };
+        OffloadedTensor::of_slot(slot)
     }
 }
 
@@ -149,7 +168,7 @@ impl<B: OffloadTarget> Pass<B> {
         match self {
             Self::Rise(seats) => {
                 // The optimizer's own, and the clone that is passed.
-                seats.push_back(Seat::of(&tensor, 2));
+                seats.push_back(Seat::of(&tensor, 2, 0));
                 tensor
             }
             Self::Sit {
@@ -163,7 +182,10 @@ impl<B: OffloadTarget> Pass<B> {
                     policy: place.policy.clone(),
                 };
                 *seated += 1;
-                let seat = seats.pop_front().unwrap_or(Seat(Kept::Nothing));
+                let seat = seats.pop_front().unwrap_or(Seat {
+                    kept: Kept::Nothing,
+                    ignored: 0,
+                });
                 seat.seat_state(tensor, &place)
             }
         }

@@ -3,7 +3,10 @@
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock},
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use burn_backend::{Bytes, DType, TensorData, TensorMetadata};
@@ -69,6 +72,8 @@ pub struct Slot<B: OffloadTarget, K: Kind<B>> {
     entry: OnceLock<Arc<Entry>>,
     /// The policy that put it where it is.
     placed_by: Mutex<Option<Arc<OffloadPolicy>>>,
+    /// Where it is on the device only until the host memory it had, or as much, is free again.
+    returns: AtomicBool,
 }
 
 impl<B: OffloadTarget, K: Kind<B>> Slot<B, K> {
@@ -81,6 +86,7 @@ impl<B: OffloadTarget, K: Kind<B>> Slot<B, K> {
             moving: Mutex::new(()),
             entry: OnceLock::new(),
             placed_by: Mutex::default(),
+            returns: AtomicBool::new(false),
         }
     }
 
@@ -99,6 +105,7 @@ impl<B: OffloadTarget, K: Kind<B>> Slot<B, K> {
             moving: Mutex::new(()),
             entry: OnceLock::from(Arc::new(entry)),
             placed_by: Mutex::new(Some(policy)),
+            returns: AtomicBool::new(false),
         }
     }
 
@@ -399,7 +406,13 @@ impl<B: OffloadTarget, K: Kind<B>> Slot<B, K> {
     pub fn rewrite(&self, tensor: K::Primitive) {
         let _moving = self.moving.lock().unwrap_or_else(PoisonError::into_inner);
         let old = self.replace(Place::Resident(tensor.clone()));
-        let (Place::Offloaded(hosted), Some(state)) = (old, DeviceState::get(&self.device)) else {
+        let Some(state) = DeviceState::get(&self.device) else {
+            return;
+        };
+        let Place::Offloaded(hosted) = old else {
+            if self.returns.load(Ordering::Relaxed) {
+                self.settle_anew(&state, tensor);
+            }
             return;
         };
         // The old bytes are read until then.
@@ -447,9 +460,14 @@ impl<B: OffloadTarget, K: Kind<B>> Slot<B, K> {
 
     /// A slot for a new value of a resident parameter, whose line in the books goes on.
     pub fn take_over(tensor: K::Primitive, line: Line) -> Self {
-        let slot = Self::resident(tensor);
+        let slot = Self::resident(tensor.clone());
         *slot.lock_placed_by() = line.placed_by;
         slot.entry.get_or_init(|| line.entry);
+        if line.returns
+            && let Some(state) = DeviceState::get(&slot.device)
+        {
+            slot.settle_anew(&state, tensor);
+        }
         slot
     }
 
@@ -486,6 +504,7 @@ impl<B: OffloadTarget, K: Kind<B>> Slot<B, K> {
         entry.map(|entry| Line {
             entry,
             placed_by: self.lock_placed_by().clone(),
+            returns: self.returns.load(Ordering::Relaxed),
         })
     }
 
@@ -507,15 +526,28 @@ impl<B: OffloadTarget, K: Kind<B>> Slot<B, K> {
         });
         let Admission { decision, charge } = match role {
             Role::OptimizerState => admit_state(state, bytes, &policy),
-            Role::Parameter => admit(state, bytes, |used| {
-                within_budget(&decision, &policy, bytes, used)
-            }),
+            Role::Parameter => {
+                // What is to return was planned to be there.
+                let planned = match policy.budget {
+                    Budget::Host(_) => Decision::offloaded(Reason::WithinHostBudget),
+                    _ => Decision {
+                        placement: Placement::Offloaded,
+                        ..decision
+                    },
+                };
+                admit(state, bytes, |used| {
+                    within_budget(&planned, &policy, bytes, used)
+                })
+            }
         };
         if decision.placement == Placement::Resident {
             entry.update(|r| r.decision = decision);
+            self.returns.store(true, Ordering::Relaxed);
             return;
         }
-        if let Err(err) = self.offload(state, outgoing, charge, decision, policy) {
+        let offloaded = self.offload(state, outgoing, charge, decision, policy);
+        self.returns.store(offloaded.is_err(), Ordering::Relaxed);
+        if let Err(err) = offloaded {
             warn_refused(Some(&self.name()), bytes, &err);
         }
     }
@@ -528,13 +560,16 @@ impl<B: OffloadTarget, K: Kind<B>> Slot<B, K> {
             r.memory = None;
             r.refused = Some(err.to_string());
         });
+        self.returns.store(true, Ordering::Relaxed);
     }
 }
 
 /// The line in the books of a resident parameter that is about to be replaced.
+#[derive(Clone)]
 pub struct Line {
     entry: Arc<Entry>,
     placed_by: Option<Arc<OffloadPolicy>>,
+    returns: bool,
 }
 
 impl Line {

@@ -63,7 +63,7 @@ enum Chair<B: OffloadTarget, K: Kind<B>> {
 impl<B: OffloadBackend> Seats<B> {
     fn rise<K: Kind<B::Target>>(&mut self, id: ParamId, tensor: OffloadedTensor<B::Target, K>) {
         // The module's own, and the one that was taken out to look at.
-        let free = || -> Box<dyn Any> { Box::new(Chair::Free(Seat::of(&tensor, 2))) };
+        let free = || -> Box<dyn Any> { Box::new(Chair::Free(Seat::of(&tensor, 2, 0))) };
         self.kept.entry(id).or_insert_with(free);
     }
 
@@ -76,7 +76,7 @@ impl<B: OffloadBackend> Seats<B> {
         let chair = self.kept.remove(&id)?.downcast::<Chair<B::Target, K>>();
         let (seat, first) = match *chair.ok()? {
             Chair::Free(seat) => (seat, None),
-            Chair::Taken(first) => (Seat::of(&first, 0), Some(first)),
+            Chair::Taken(first) => (Seat::of(&first, 0, 0), Some(first)),
         };
         let (tensor, moved) = match first {
             _ if seat.has(&tensor) => (tensor, false),

@@ -57,9 +57,20 @@ use crate::{
 #[derive(Clone)]
 pub struct OffloadedOptimizer<O> {
     optimizer: O,
+    /// How many clones of the module the one who calls `step` has, and drops after it.
+    dropped: usize,
 }
 
 impl<O> OffloadedOptimizer<O> {
+    /// Has the step write over parameters of which so many clones are held elsewhere: for training loops
+    /// that keep the model while a clone of it is stepped, and drop it after. What these clones have changes
+    /// with it. Where there are more clones, they keep their values.
+    #[must_use]
+    pub fn with_dropped_clones(mut self, clones: usize) -> Self {
+        self.dropped = clones;
+        self
+    }
+
     /// The optimizer in it.
     pub fn into_inner(self) -> O {
         self.optimizer
@@ -68,7 +79,10 @@ impl<O> OffloadedOptimizer<O> {
 
 impl<O> From<O> for OffloadedOptimizer<O> {
     fn from(optimizer: O) -> Self {
-        Self { optimizer }
+        Self {
+            optimizer,
+            dropped: 0,
+        }
     }
 }
 
@@ -91,6 +105,11 @@ where
     /// The optimizer, which leaves parameters where they were placed; with its gradient clipping, and
     /// with its state.
     fn offloaded(self) -> OptimizerAdaptor<OffloadedOptimizer<O>, M, B>;
+
+    /// The same for burn-train's `Learner`, which steps a clone of its model and then drops the model: see
+    /// [`with_dropped_clones`](OffloadedOptimizer::with_dropped_clones). With [`offloaded`](Self::offloaded)
+    /// it would need host memory for both.
+    fn offloaded_for_learner(self) -> OptimizerAdaptor<OffloadedOptimizer<O>, M, B>;
 }
 
 impl<T, O, M, B> OffloadOptimizer<O, M, B> for OptimizerAdaptor<O, M, B>
@@ -102,13 +121,32 @@ where
 {
     fn offloaded(self) -> OptimizerAdaptor<OffloadedOptimizer<O>, M, B> {
         let optimizer = OffloadedOptimizer::from(self.optim().clone());
-        let mut offloaded = OptimizerAdaptor::from(optimizer);
-        if let Some(clipping) = self.grad_clipping() {
-            offloaded = offloaded.with_grad_clipping(clipping.clone());
-        }
-        let states = self.to_record().into_iter();
-        offloaded.load_record(states.map(|(id, state)| (id, same_state(state))).collect())
+        with_optimizer(self, optimizer)
     }
+
+    fn offloaded_for_learner(self) -> OptimizerAdaptor<OffloadedOptimizer<O>, M, B> {
+        let optimizer = OffloadedOptimizer::from(self.optim().clone()).with_dropped_clones(1);
+        with_optimizer(self, optimizer)
+    }
+}
+
+/// The adaptor with `optimizer` in place of the one that this wraps.
+fn with_optimizer<T, O, M, B>(
+    adaptor: OptimizerAdaptor<O, M, B>,
+    optimizer: OffloadedOptimizer<O>,
+) -> OptimizerAdaptor<OffloadedOptimizer<O>, M, B>
+where
+    T: OffloadTarget,
+    O: SimpleOptimizer<Offloaded<T>>,
+    M: AutodiffModule<B>,
+    B: AutodiffBackend<InnerBackend = Offloaded<T>>,
+{
+    let mut offloaded = OptimizerAdaptor::from(optimizer);
+    if let Some(clipping) = adaptor.grad_clipping() {
+        offloaded = offloaded.with_grad_clipping(clipping.clone());
+    }
+    let states = adaptor.to_record().into_iter();
+    offloaded.load_record(states.map(|(id, state)| (id, same_state(state))).collect())
 }
 
 fn same_state<T, O, B>(record: AdaptorRecord<O, B>) -> AdaptorRecord<OffloadedOptimizer<O>, B>
@@ -146,7 +184,7 @@ impl<B: OffloadTarget, O: SimpleOptimizer<Offloaded<B>>> SimpleOptimizer<Offload
         let device = tensor.device();
         let (tensor, seat) = match tensor.into_primitive() {
             TensorPrimitive::Float(tensor) => {
-                let seat = Seat::of(&tensor, 1);
+                let seat = Seat::of(&tensor, 1, self.dropped);
                 (TensorPrimitive::Float(tensor), Some(seat))
             }
             quantized @ TensorPrimitive::QFloat(_) => (quantized, None),
