@@ -3,13 +3,10 @@
 
 use std::{
     cell::RefCell,
-    sync::{
-        Arc, Weak,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::{Arc, Weak},
 };
 
-use crate::policy::OffloadPolicy;
+use crate::{host::watch, policy::OffloadPolicy};
 
 use super::slot::Placed;
 
@@ -34,14 +31,10 @@ thread_local! {
     static SCOPES: RefCell<Scopes> = RefCell::default();
 }
 
-/// The scopes that are open on all threads: an operation looks for its thread's own only where there is
-/// any. A thread that is in one has counted it itself.
-static OPEN: AtomicUsize = AtomicUsize::new(0);
-
 /// Whether this thread is inside a parameter scope.
 #[inline]
 pub fn is_open() -> bool {
-    OPEN.load(Ordering::Relaxed) != 0 && is_open_here()
+    watch::has_scopes() && is_open_here()
 }
 
 #[cold]
@@ -70,12 +63,12 @@ pub fn run<T>(task: impl FnOnce() -> T) -> (T, u64) {
     impl Drop for Close {
         fn drop(&mut self) {
             SCOPES.with_borrow_mut(|scopes| scopes.born.pop());
-            OPEN.fetch_sub(1, Ordering::Relaxed);
+            watch::close_scope();
         }
     }
 
     SCOPES.with_borrow_mut(|scopes| scopes.born.push(Vec::new()));
-    OPEN.fetch_add(1, Ordering::Relaxed);
+    watch::open_scope();
     let close = Close;
     let output = task();
     let born = SCOPES.with_borrow_mut(|scopes| scopes.born.last_mut().map(std::mem::take));

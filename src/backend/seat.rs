@@ -90,7 +90,7 @@ impl<B: OffloadTarget, K: Kind<B>> Seat<B, K> {
             Err(placed) => return placed,
         };
         let slot = match &self.kept {
-            Kept::Nothing => return OffloadedTensor::of_tensor(new),
+            Kept::Nothing => return OffloadedTensor::plain(new),
             Kept::Slot(slot) if self.is_last_of(slot) && slot.is_of(&new) => {
                 slot.rewrite(new);
                 slot.clone()

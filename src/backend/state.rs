@@ -10,7 +10,10 @@ use std::{
 use burn_backend::{Device, DeviceId};
 
 use crate::{
-    host::{HostAllocator, Ledger},
+    host::{
+        HostAllocator, Ledger,
+        watch::{self, Watcher},
+    },
     policy::{Budget, OffloadPolicy},
     target::HostAccess,
 };
@@ -51,12 +54,6 @@ static DEVICES: LazyLock<RwLock<HashMap<Key, Arc<DeviceState>>>> = LazyLock::new
 
 /// Whether any device was ever configured.
 static CONFIGURED: AtomicBool = AtomicBool::new(false);
-
-/// Whether any device has the `everything` policy, so that operations look at their results.
-static EVERYTHING: AtomicBool = AtomicBool::new(false);
-
-/// Whether any device has a policy that takes large tensors made outside a parameter scope for parameters.
-static UNSCOPED: AtomicBool = AtomicBool::new(false);
 
 impl DeviceState {
     /// The state of a configured device.
@@ -102,9 +99,9 @@ impl DeviceState {
             allocators.push(allocator);
         }
         let everything = devices.values().any(|s| s.offloads_everything());
-        EVERYTHING.store(everything, Ordering::SeqCst);
+        watch::set(Watcher::Everything, everything);
         let unscoped = devices.values().any(|s| s.unscoped_threshold().is_some());
-        UNSCOPED.store(unscoped, Ordering::SeqCst);
+        watch::set(Watcher::Unscoped, unscoped);
         CONFIGURED.store(true, Ordering::SeqCst);
     }
 
@@ -117,7 +114,7 @@ impl DeviceState {
     /// Whether any device's policy offloads every tensor, whatever made it.
     #[inline]
     pub fn any_offloads_everything() -> bool {
-        EVERYTHING.load(Ordering::Relaxed)
+        watch::watches(Watcher::Everything)
     }
 
     /// Whether this device's policy offloads every tensor, whatever made it.
@@ -128,7 +125,7 @@ impl DeviceState {
     /// Whether any device takes large tensors made outside a parameter scope for parameters.
     #[inline]
     pub fn any_takes_unscoped() -> bool {
-        UNSCOPED.load(Ordering::Relaxed)
+        watch::watches(Watcher::Unscoped)
     }
 
     /// Whether so large a tensor of this device is a parameter although made outside a parameter scope.

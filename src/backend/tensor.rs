@@ -26,45 +26,54 @@ pub struct OffloadedTensor<B: OffloadTarget, K: Kind<B>>(Repr<B, K>);
 enum Repr<B: OffloadTarget, K: Kind<B>> {
     /// An ordinary tensor.
     Plain(K::Primitive),
-    /// A parameter, or views of an offloaded one.
-    Param(Box<Param<B, K>>),
+    /// A parameter.
+    Param(Arc<Slot<B, K>>),
+    /// Views of an offloaded parameter.
+    Views(Box<Views<B, K>>),
 }
 
-struct Param<B: OffloadTarget, K: Kind<B>> {
+struct Views<B: OffloadTarget, K: Kind<B>> {
     slot: Arc<Slot<B, K>>,
-    /// Views not yet taken, oldest first.
+    /// Those not yet taken, oldest first.
     views: Vec<View>,
+    /// What comes of them.
     shape: Shape,
 }
 
 impl<B: OffloadTarget, K: Kind<B>> OffloadedTensor<B, K> {
-    /// Takes in a tensor the wrapped backend made. Inside a parameter scope it may become a
-    /// parameter.
+    /// Takes in a tensor that the wrapped backend made, as an ordinary one.
     #[inline]
-    pub(crate) fn adopt(tensor: K::Primitive) -> Self {
-        if scope::is_open() || DeviceState::any_offloads_everything() {
-            Self::adopt_watched(tensor, None)
-        } else {
-            Self(Repr::Plain(tensor))
-        }
-    }
-
-    /// Takes in a tensor of random numbers, as models are initialised with. Outside a parameter scope too
-    /// it may become a parameter.
-    #[inline]
-    pub(crate) fn adopt_made(tensor: K::Primitive) -> Self {
-        if DeviceState::any_takes_unscoped() {
-            let bytes = Layout::dense(tensor.shape(), tensor.dtype()).bytes();
-            Self::adopt_watched(tensor, Some(bytes))
-        } else {
-            Self::adopt(tensor)
-        }
-    }
-
-    /// Takes in a tensor that may not be read yet.
-    #[cfg(feature = "distributed")]
-    pub(crate) fn uncollected(tensor: K::Primitive) -> Self {
+    pub(crate) fn plain(tensor: K::Primitive) -> Self {
         Self(Repr::Plain(tensor))
+    }
+
+    /// Takes in a tensor that the wrapped backend made. Inside a parameter scope it may become a
+    /// parameter.
+    pub(crate) fn adopt(tensor: K::Primitive) -> Self {
+        Self::plain(tensor).watch()
+    }
+
+    /// Has a result be a parameter where it is to be one: inside a parameter scope, or where everything is
+    /// offloaded.
+    pub(crate) fn watch(self) -> Self {
+        match self.0 {
+            Repr::Plain(tensor) if scope::is_open() || DeviceState::any_offloads_everything() => {
+                Self::adopt_watched(tensor, None)
+            }
+            repr => Self(repr),
+        }
+    }
+
+    /// The same for a tensor of random numbers, as models are initialised with: outside a parameter scope
+    /// too it may become a parameter.
+    pub(crate) fn watch_made(self) -> Self {
+        match self.0 {
+            Repr::Plain(tensor) if DeviceState::any_takes_unscoped() => {
+                let bytes = Layout::dense(tensor.shape(), tensor.dtype()).bytes();
+                Self::adopt_watched(tensor, Some(bytes))
+            }
+            repr => Self(repr).watch(),
+        }
     }
 
     #[cold]
@@ -124,12 +133,21 @@ impl<B: OffloadTarget, K: Kind<B>> OffloadedTensor<B, K> {
 
     /// The tensor as a parameter, and its slot: as it is if it is one, else in a new slot.
     pub(crate) fn into_param(self) -> (Self, Arc<dyn Placed>) {
-        let param = match self.0 {
-            Repr::Plain(tensor) => Self::param(Arc::new(Slot::resident(tensor))),
-            Repr::Param(param) => param,
+        let tensor = match self.0 {
+            Repr::Plain(tensor) => Self::of_slot(Arc::new(Slot::resident(tensor))),
+            param => Self(param),
         };
-        let slot = param.slot.clone();
-        (Self(Repr::Param(param)), slot)
+        match &tensor.0 {
+            Repr::Plain(_) => unreachable!("it has a slot since just now"),
+            Repr::Param(slot) => {
+                let slot = slot.clone();
+                (tensor, slot)
+            }
+            Repr::Views(views) => {
+                let slot = views.slot.clone();
+                (tensor, slot)
+            }
+        }
     }
 
     /// Whether the other tensor is the same, element by element. `false` where one cannot be read.
@@ -145,7 +163,8 @@ impl<B: OffloadTarget, K: Kind<B>> OffloadedTensor<B, K> {
     pub(crate) fn slot(&self) -> Option<Arc<dyn Placed>> {
         match &self.0 {
             Repr::Plain(_) => None,
-            Repr::Param(param) => Some(param.slot.clone()),
+            Repr::Param(slot) => Some(slot.clone()),
+            Repr::Views(views) => Some(views.slot.clone()),
         }
     }
 
@@ -157,28 +176,14 @@ impl<B: OffloadTarget, K: Kind<B>> OffloadedTensor<B, K> {
     /// The slot of a parameter that is as it was made.
     pub(super) fn own_slot(&self) -> Option<&Arc<Slot<B, K>>> {
         match &self.0 {
-            Repr::Param(param) if param.views.is_empty() => Some(&param.slot),
+            Repr::Param(slot) => Some(slot),
             _ => None,
         }
     }
 
-    /// An ordinary tensor.
-    pub(super) fn of_tensor(tensor: K::Primitive) -> Self {
-        Self(Repr::Plain(tensor))
-    }
-
     /// A parameter.
     pub(super) fn of_slot(slot: Arc<Slot<B, K>>) -> Self {
-        Self(Repr::Param(Self::param(slot)))
-    }
-
-    fn param(slot: Arc<Slot<B, K>>) -> Box<Param<B, K>> {
-        let shape = slot.layout.shape.clone();
-        Box::new(Param {
-            slot,
-            views: Vec::new(),
-            shape,
-        })
+        Self(Repr::Param(slot))
     }
 
     /// The wrapped backend's tensor, for one operation that reads its bytes about once.
@@ -192,7 +197,15 @@ impl<B: OffloadTarget, K: Kind<B>> OffloadedTensor<B, K> {
     pub(crate) fn read_for(self, reuse: Reuse) -> K::Primitive {
         match self.0 {
             Repr::Plain(tensor) => tensor,
-            Repr::Param(param) => param.read(reuse),
+            Repr::Param(slot) => Self::read_slot(slot, reuse),
+            Repr::Views(views) => views.read(reuse),
+        }
+    }
+
+    fn read_slot(slot: Arc<Slot<B, K>>, reuse: Reuse) -> K::Primitive {
+        match last_place(slot) {
+            Place::Resident(tensor) => tensor,
+            Place::Offloaded(hosted) => hosted.read(Reading { reuse, share: 1.0 }),
         }
     }
 
@@ -201,23 +214,38 @@ impl<B: OffloadTarget, K: Kind<B>> OffloadedTensor<B, K> {
     pub(crate) fn into_plain(self) -> Result<K::Primitive, Self> {
         match self.0 {
             Repr::Plain(tensor) => Ok(tensor),
-            param @ Repr::Param(_) => Err(Self(param)),
+            param => Err(Self(param)),
         }
     }
 
     /// A view of the tensor. That of an offloaded one waits until it is read.
     pub(crate) fn view(self, view: View) -> Self {
         let op = Op::enter();
-        let tensor = match self.0 {
-            Repr::Param(param) => match param.view(view.clone()) {
-                Ok(param) => return Self(Repr::Param(param)),
-                Err(param) => param.read(Reuse::Once),
-            },
-            Repr::Plain(tensor) => tensor,
+        let shape = view.shape(&self.shape()).filter(|_| self.puts_views_off());
+        let tensor = match (self.0, shape) {
+            (Repr::Param(slot), Some(shape)) => {
+                let views = vec![view];
+                return Self(Repr::Views(Box::new(Views { slot, views, shape })));
+            }
+            (Repr::Views(mut views), Some(shape)) => {
+                views.views.push(view);
+                views.shape = shape;
+                return Self(Repr::Views(views));
+            }
+            (repr, _) => K::view(Self(repr).read(), view),
         };
-        let tensor = K::view(tensor, view);
         drop(op);
         Self::adopt(tensor)
+    }
+
+    /// Whether views of it are taken only when it is read.
+    fn puts_views_off(&self) -> bool {
+        K::LAZY_VIEWS
+            && match &self.0 {
+                Repr::Plain(_) => false,
+                Repr::Param(slot) => slot.is_offloaded(),
+                Repr::Views(views) => views.slot.is_offloaded(),
+            }
     }
 
     /// The tensor itself, through an operation that is about the autodiff graph only.
@@ -225,29 +253,31 @@ impl<B: OffloadTarget, K: Kind<B>> OffloadedTensor<B, K> {
     pub(crate) fn same(self, f: impl FnOnce(K::Primitive) -> K::Primitive) -> Self {
         match self.0 {
             Repr::Plain(tensor) => Self(Repr::Plain(f(tensor))),
-            param @ Repr::Param(_) => Self(param),
+            param => Self(param),
         }
     }
 
     /// Asks the wrapped backend's tensor, if this is one.
-    pub(crate) fn plain(&self) -> Option<&K::Primitive> {
+    pub(crate) fn plain_ref(&self) -> Option<&K::Primitive> {
         match &self.0 {
             Repr::Plain(tensor) => Some(tensor),
-            Repr::Param(_) => None,
+            _ => None,
         }
     }
 
     pub(crate) fn device(&self) -> B::Device {
         match &self.0 {
             Repr::Plain(tensor) => K::device(tensor),
-            Repr::Param(param) => param.slot.device.clone(),
+            Repr::Param(slot) => slot.device.clone(),
+            Repr::Views(views) => views.slot.device.clone(),
         }
     }
 
     /// The device's tensor, or this as it is where it is offloaded.
     pub(super) fn into_resident(self) -> Result<K::Primitive, Self> {
         match &self.0 {
-            Repr::Param(param) if param.slot.is_offloaded() => Err(self),
+            Repr::Param(slot) if slot.is_offloaded() => Err(self),
+            Repr::Views(views) if views.slot.is_offloaded() => Err(self),
             _ => Ok(self.read()),
         }
     }
@@ -257,12 +287,10 @@ impl<B: OffloadTarget, K: Kind<B>> OffloadedTensor<B, K> {
         if *device == self.device() {
             return self;
         }
-        if let Repr::Param(param) = &self.0
-            && let Some(data) = param.host_data()
-        {
+        if let Some(data) = self.host_data() {
             return scope::run(|| Self::from_data(data, device)).0;
         }
-        let is_param = matches!(self.0, Repr::Param(_));
+        let is_param = self.plain_ref().is_none();
         let move_it = || {
             let op = Op::enter();
             let tensor = K::to_device(self.read(), device);
@@ -295,10 +323,22 @@ impl<B: OffloadTarget, K: Kind<B>> OffloadedTensor<B, K> {
 
     /// The data of an offloaded tensor as it lies in host memory.
     pub(crate) fn host_data(&self) -> Option<TensorData> {
-        match &self.0 {
-            Repr::Plain(_) => None,
-            Repr::Param(param) => param.host_data(),
+        match self.own_slot()?.place() {
+            Place::Offloaded(hosted) => Some(hosted.data()),
+            Place::Resident(_) => None,
         }
+    }
+}
+
+/// Where a slot's bytes are, for one who has done with the slot: where nobody else has it, the backend may
+/// use a resident tensor's memory again.
+fn last_place<B: OffloadTarget, K: Kind<B>>(slot: Arc<Slot<B, K>>) -> Place<B, K> {
+    match Arc::try_unwrap(slot) {
+        Ok(slot) => {
+            slot.note_displaced();
+            slot.into_place()
+        }
+        Err(slot) => slot.place(),
     }
 }
 
@@ -317,16 +357,9 @@ fn watching<D: Device>(device: &D, made: Option<u64>) -> Option<Arc<DeviceState>
     })
 }
 
-impl<B: OffloadTarget, K: Kind<B>> Param<B, K> {
+impl<B: OffloadTarget, K: Kind<B>> Views<B, K> {
     fn read(self, reuse: Reuse) -> K::Primitive {
-        let place = match Arc::try_unwrap(self.slot) {
-            Ok(slot) => {
-                slot.note_displaced();
-                slot.into_place()
-            }
-            Err(slot) => slot.place(),
-        };
-        let tensor = match place {
+        let tensor = match last_place(self.slot) {
             Place::Resident(tensor) => tensor,
             Place::Offloaded(hosted) => {
                 let whole = hosted.elements().max(1) as f64;
@@ -336,29 +369,6 @@ impl<B: OffloadTarget, K: Kind<B>> Param<B, K> {
         };
         self.views.into_iter().fold(tensor, K::view)
     }
-
-    /// Puts the view off. `Err` gives the parameter back where the view must be taken now.
-    fn view(mut self: Box<Self>, view: View) -> Result<Box<Self>, Box<Self>> {
-        let lazy = K::LAZY_VIEWS && matches!(self.slot.place(), Place::Offloaded(_));
-        match view.shape(&self.shape) {
-            Some(shape) if lazy => {
-                self.views.push(view);
-                self.shape = shape;
-                Ok(self)
-            }
-            _ => Err(self),
-        }
-    }
-
-    fn host_data(&self) -> Option<TensorData> {
-        if !self.views.is_empty() {
-            return None;
-        }
-        match self.slot.place() {
-            Place::Offloaded(hosted) => Some(hosted.data()),
-            Place::Resident(_) => None,
-        }
-    }
 }
 
 impl<B: OffloadTarget, K: Kind<B>> Clone for OffloadedTensor<B, K> {
@@ -366,10 +376,11 @@ impl<B: OffloadTarget, K: Kind<B>> Clone for OffloadedTensor<B, K> {
     fn clone(&self) -> Self {
         Self(match &self.0 {
             Repr::Plain(tensor) => Repr::Plain(tensor.clone()),
-            Repr::Param(param) => Repr::Param(Box::new(Param {
-                slot: param.slot.clone(),
-                views: param.views.clone(),
-                shape: param.shape.clone(),
+            Repr::Param(slot) => Repr::Param(slot.clone()),
+            Repr::Views(views) => Repr::Views(Box::new(Views {
+                slot: views.slot.clone(),
+                views: views.views.clone(),
+                shape: views.shape.clone(),
             })),
         })
     }
@@ -379,10 +390,11 @@ impl<B: OffloadTarget, K: Kind<B>> fmt::Debug for OffloadedTensor<B, K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
             Repr::Plain(tensor) => tensor.fmt(f),
-            Repr::Param(param) => f
-                .debug_struct("Param")
-                .field("slot", &param.slot)
-                .field("views", &param.views)
+            Repr::Param(slot) => f.debug_tuple("Param").field(slot).finish(),
+            Repr::Views(views) => f
+                .debug_struct("Views")
+                .field("slot", &views.slot)
+                .field("views", &views.views)
                 .finish(),
         }
     }
@@ -393,7 +405,8 @@ impl<B: OffloadTarget, K: Kind<B>> TensorMetadata for OffloadedTensor<B, K> {
     fn dtype(&self) -> DType {
         match &self.0 {
             Repr::Plain(tensor) => tensor.dtype(),
-            Repr::Param(param) => param.slot.layout.dtype,
+            Repr::Param(slot) => slot.layout.dtype,
+            Repr::Views(views) => views.slot.layout.dtype,
         }
     }
 
@@ -401,7 +414,8 @@ impl<B: OffloadTarget, K: Kind<B>> TensorMetadata for OffloadedTensor<B, K> {
     fn shape(&self) -> Shape {
         match &self.0 {
             Repr::Plain(tensor) => tensor.shape(),
-            Repr::Param(param) => param.shape.clone(),
+            Repr::Param(slot) => slot.layout.shape.clone(),
+            Repr::Views(views) => views.shape.clone(),
         }
     }
 
@@ -409,7 +423,8 @@ impl<B: OffloadTarget, K: Kind<B>> TensorMetadata for OffloadedTensor<B, K> {
     fn rank(&self) -> usize {
         match &self.0 {
             Repr::Plain(tensor) => tensor.rank(),
-            Repr::Param(param) => param.shape.rank(),
+            Repr::Param(slot) => slot.layout.shape.rank(),
+            Repr::Views(views) => views.shape.rank(),
         }
     }
 }
@@ -418,24 +433,29 @@ impl<B: OffloadTarget> QTensorPrimitive for OffloadedTensor<B, Quantized> {
     fn scheme(&self) -> &QuantScheme {
         match &self.0 {
             Repr::Plain(tensor) => tensor.scheme(),
-            Repr::Param(param) => match &param.slot.layout.dtype {
-                DType::QFloat(scheme) => scheme,
-                dtype => unreachable!("a quantized parameter has a scheme, not {dtype:?}"),
-            },
+            Repr::Param(slot) => scheme_of(&slot.layout),
+            Repr::Views(views) => scheme_of(&views.slot.layout),
         }
     }
 
     fn acc_precision(&self) -> QuantAcc {
-        self.plain()
+        self.plain_ref()
             .map_or(QuantAcc::F32, QTensorPrimitive::acc_precision)
     }
 
     fn propagation(&self) -> QuantPropagation {
-        self.plain()
+        self.plain_ref()
             .map_or(QuantPropagation::Inhibit, QTensorPrimitive::propagation)
     }
 
     fn default_scheme() -> QuantScheme {
         B::QuantizedTensorPrimitive::default_scheme()
+    }
+}
+
+fn scheme_of(layout: &Layout) -> &QuantScheme {
+    match &layout.dtype {
+        DType::QFloat(scheme) => scheme,
+        dtype => unreachable!("a quantized parameter has a scheme, not {dtype:?}"),
     }
 }

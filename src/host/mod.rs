@@ -11,6 +11,7 @@ mod ledger;
 mod op;
 mod staging;
 mod system;
+pub(crate) mod watch;
 
 pub use buffer::{
     BufferId, HostAllocator, HostBuffer, HostError, HostMemory, MemoryKind, PageableAllocator,

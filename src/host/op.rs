@@ -5,21 +5,19 @@ use std::{
     pin::pin,
     sync::{
         Arc, LazyLock, Mutex, MutexGuard, PoisonError, RwLock, Weak,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
 };
 
 use burn_backend::StreamId;
 
-/// Whether any device of this process has memory that is given back or used again only when no
-/// operation can be reading it. Never taken back.
-static ANNOUNCE: AtomicBool = AtomicBool::new(false);
+use super::watch::{self, Watcher};
 
 /// Has operations be announced from now on. Called before the first buffer exists that a device reads
 /// in place, so that no operation on one goes unannounced.
 #[cfg(any(feature = "cuda", test))]
 pub fn announce_operations() {
-    ANNOUNCE.store(true, Ordering::SeqCst);
+    watch::set(Watcher::Operations, true);
 }
 
 /// A thread that does operations.
@@ -85,13 +83,13 @@ impl Thread {
 /// for it.
 #[must_use]
 pub struct Op {
-    end: End,
+    /// `None` where it is not announced.
+    end: Option<End>,
     /// It is this thread's.
     _not_send: PhantomData<*const ()>,
 }
 
 enum End {
-    Unannounced,
     Local,
     /// Done while the thread's locals are being destroyed.
     Orphan(Arc<Thread>),
@@ -103,11 +101,7 @@ impl Op {
     pub fn enter() -> Self {
         // A thread that holds a tensor in host memory learned of it after the flag was set, so it
         // cannot see the flag from before.
-        let end = if ANNOUNCE.load(Ordering::Relaxed) {
-            Self::announce()
-        } else {
-            End::Unannounced
-        };
+        let end = watch::watches(Watcher::Operations).then(Self::announce);
         Self {
             end,
             _not_send: PhantomData,
@@ -152,9 +146,16 @@ impl Op {
 impl Drop for Op {
     #[inline]
     fn drop(&mut self) {
-        match &self.end {
-            End::Unannounced => {}
-            End::Local => {
+        if let Some(end) = self.end.take() {
+            end.leave();
+        }
+    }
+}
+
+impl End {
+    fn leave(self) {
+        match self {
+            Self::Local => {
                 // An operation outlived the thread's locals only if they are being destroyed, and
                 // then nothing of the thread's can be under way any more.
                 let _destroyed = LOCAL.try_with(|local| {
@@ -165,7 +166,7 @@ impl Drop for Op {
                     }
                 });
             }
-            End::Orphan(thread) => thread.step(),
+            Self::Orphan(thread) => thread.step(),
         }
     }
 }
@@ -252,7 +253,10 @@ pub fn quiesce() {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::{sync::mpsc, time::Duration};
+    use std::{
+        sync::{atomic::AtomicBool, mpsc},
+        time::Duration,
+    };
 
     #[test]
     fn quiesce_waits_for_an_operation_under_way_and_not_for_ever_new_ones() {

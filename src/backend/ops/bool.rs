@@ -24,7 +24,7 @@ impl<B: OffloadTarget> BoolTensorOps<Self> for Offloaded<B> {
             let _op = Op::enter();
             B::bool_argwhere(tensor.read(), out_dtype)
         };
-        Lift::lift(Op::enter_future(future).await)
+        OffloadedTensor::adopt(Op::enter_future(future).await)
     }
 
     views! {

@@ -30,6 +30,8 @@ pub trait Lift {
     type Inner;
     /// Takes in the tensors in it.
     fn lift(inner: Self::Inner) -> Self;
+    /// Has the tensors in it be watched: they may be parameters.
+    fn watch(self) -> Self;
 }
 
 impl<B: OffloadTarget, K: Kind<B>> Lower for OffloadedTensor<B, K> {
@@ -44,7 +46,10 @@ impl<B: OffloadTarget, K: Kind<B>> Lift for OffloadedTensor<B, K> {
     type Inner = K::Primitive;
     #[inline]
     fn lift(inner: Self::Inner) -> Self {
-        Self::adopt(inner)
+        Self::plain(inner)
+    }
+    fn watch(self) -> Self {
+        OffloadedTensor::watch(self)
     }
 }
 
@@ -68,6 +73,12 @@ impl<B: OffloadTarget> Lift for TensorPrimitive<Offloaded<B>> {
             TensorPrimitive::QFloat(tensor) => Self::QFloat(Lift::lift(tensor)),
         }
     }
+    fn watch(self) -> Self {
+        match self {
+            Self::Float(tensor) => Self::Float(tensor.watch()),
+            Self::QFloat(tensor) => Self::QFloat(tensor.watch()),
+        }
+    }
 }
 
 impl<T: Lower> Lower for Option<T> {
@@ -84,6 +95,9 @@ impl<T: Lift> Lift for Option<T> {
     fn lift(inner: Self::Inner) -> Self {
         inner.map(T::lift)
     }
+    fn watch(self) -> Self {
+        self.map(T::watch)
+    }
 }
 
 impl<T: Lower> Lower for Vec<T> {
@@ -98,6 +112,9 @@ impl<T: Lift, U: Lift> Lift for (T, U) {
     fn lift((t, u): Self::Inner) -> Self {
         (T::lift(t), U::lift(u))
     }
+    fn watch(self) -> Self {
+        (self.0.watch(), self.1.watch())
+    }
 }
 
 macro_rules! lift_struct {
@@ -106,6 +123,9 @@ macro_rules! lift_struct {
             type Inner = $name<B>;
             fn lift(inner: Self::Inner) -> Self {
                 Self { $($field: Lift::lift(inner.$field)),* }
+            }
+            fn watch(self) -> Self {
+                Self { $($field: Lift::watch(self.$field)),* }
             }
         }
     )*};
@@ -123,6 +143,9 @@ impl Lift for bool {
     type Inner = bool;
     fn lift(inner: bool) -> bool {
         inner
+    }
+    fn watch(self) -> Self {
+        self
     }
 }
 

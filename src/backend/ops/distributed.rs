@@ -20,7 +20,8 @@ impl<B: OffloadTarget + DistributedBackend> DistributedBackend for Offloaded<B> 
         // SAFETY: it goes straight into a collective tensor again, which asks for the same wait before it
         // is used.
         let reduced = unsafe { reduced.assume_resolved() };
-        CollectiveTensor::new(OffloadedTensor::uncollected(reduced))
+        // Plain: it may not be read yet.
+        CollectiveTensor::new(OffloadedTensor::plain(reduced))
     }
 
     fn sync_collective(device: &Device<Self>) {

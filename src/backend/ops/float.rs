@@ -38,7 +38,7 @@ impl<B: OffloadTarget> FloatTensorOps<Self> for Offloaded<B> {
     }
 
     fn float_is_require_grad(tensor: &FloatTensor<Self>) -> bool {
-        tensor.plain().is_some_and(B::float_is_require_grad)
+        tensor.plain_ref().is_some_and(B::float_is_require_grad)
     }
 
     views! {

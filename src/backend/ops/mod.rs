@@ -2,7 +2,8 @@
 //!
 //! Every method is listed, those with default bodies too, so that the wrapped backend's own faster
 //! versions are used. The lists are Burn's signatures; `forward!` turns each into a call with every
-//! tensor argument read ([`Lower`]) and every tensor result taken in ([`Lift`]).
+//! tensor argument read ([`Lower`]) and every tensor result taken in ([`Lift`]). That a result may be
+//! watched is known before it is made, so that it can be made where it is returned.
 
 mod activation;
 mod bool;
@@ -21,18 +22,22 @@ use convert::{Lift, Lower};
 /// else is said: `reads Often:` for products, `reads Rows:` for those that pick some;
 /// `random:` for those whose result a model may be initialised with.
 macro_rules! forward {
-    (@ $reuse:ident, $lift:path: $(fn $name:ident($($arg:ident: $ty:ty),* $(,)?) -> $ret:ty;)*) => {$(
+    (@ $reuse:ident, $watch:path: $(fn $name:ident($($arg:ident: $ty:ty),* $(,)?) -> $ret:ty;)*) => {$(
         #[inline]
         fn $name($($arg: $ty),*) -> $ret {
+            let quiet = watch::is_quiet();
             let op = Op::enter();
-            let output = B::$name($(Lower::lower($arg, Reuse::$reuse)),*);
+            let mut output = Lift::lift(B::$name($(Lower::lower($arg, Reuse::$reuse)),*));
             drop(op);
-            $lift(output)
+            if !quiet {
+                output = $watch(output);
+            }
+            output
         }
     )*};
-    (reads $reuse:ident: $($operations:tt)*) => { forward! { @ $reuse, Lift::lift: $($operations)* } };
+    (reads $reuse:ident: $($operations:tt)*) => { forward! { @ $reuse, Lift::watch: $($operations)* } };
     (random: $($operations:tt)*) => {
-        forward! { @ Once, OffloadedTensor::adopt_made: $($operations)* }
+        forward! { @ Once, OffloadedTensor::watch_made: $($operations)* }
     };
     ($($operations:tt)*) => { forward! { reads Once: $($operations)* } };
 }
@@ -44,10 +49,14 @@ macro_rules! views {
         fn $name($tensor: $ty $(, $arg: $arg_ty)*) -> $ty {
             match $tensor.into_plain() {
                 Ok(tensor) => {
+                    let quiet = watch::is_quiet();
                     let op = Op::enter();
-                    let output = B::$name(tensor $(, $arg)*);
+                    let mut output = <$ty>::plain(B::$name(tensor $(, $arg)*));
                     drop(op);
-                    Lift::lift(output)
+                    if !quiet {
+                        output = output.watch();
+                    }
+                    output
                 }
                 Err(tensor) => tensor.view($view),
             }
@@ -62,7 +71,7 @@ mod prelude {
     pub(super) use crate::{
         access::Reuse,
         backend::{Offloaded, OffloadedTensor},
-        host::Op,
+        host::{Op, watch},
         target::{Kind, OffloadTarget, View},
     };
     pub(super) use burn_backend::{

@@ -32,7 +32,7 @@ impl<B: OffloadTarget> QTensorOps<Self> for Offloaded<B> {
             };
             let quantized = B::quantize(tensor.read(), scheme, qparams);
             drop(op);
-            Lift::lift(quantized)
+            OffloadedTensor::adopt(quantized)
         })
     }
 
@@ -41,7 +41,7 @@ impl<B: OffloadTarget> QTensorOps<Self> for Offloaded<B> {
             let op = Op::enter();
             let quantized = B::quantize_dynamic(tensor.read(), scheme);
             drop(op);
-            Lift::lift(quantized)
+            OffloadedTensor::adopt(quantized)
         })
     }
 
@@ -57,7 +57,7 @@ impl<B: OffloadTarget> QTensorOps<Self> for Offloaded<B> {
     }
 
     fn q_is_require_grad(tensor: &QuantizedTensor<Self>) -> bool {
-        tensor.plain().is_some_and(B::q_is_require_grad)
+        tensor.plain_ref().is_some_and(B::q_is_require_grad)
     }
 
     views! {
