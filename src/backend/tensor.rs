@@ -197,15 +197,20 @@ impl<B: OffloadTarget, K: Kind<B>> OffloadedTensor<B, K> {
     pub(crate) fn read_for(self, reuse: Reuse) -> K::Primitive {
         match self.0 {
             Repr::Plain(tensor) => tensor,
-            Repr::Param(slot) => Self::read_slot(slot, reuse),
-            Repr::Views(views) => views.read(reuse),
+            param => Self(param).read_param(reuse),
         }
     }
 
-    fn read_slot(slot: Arc<Slot<B, K>>, reuse: Reuse) -> K::Primitive {
-        match last_place(slot) {
-            Place::Resident(tensor) => tensor,
-            Place::Offloaded(hosted) => hosted.read(Reading { reuse, share: 1.0 }),
+    // Apart, so that the way of ordinary tensors through an operation is short.
+    #[inline(never)]
+    fn read_param(self, reuse: Reuse) -> K::Primitive {
+        match self.0 {
+            Repr::Plain(tensor) => tensor,
+            Repr::Param(slot) => match last_place(slot) {
+                Place::Resident(tensor) => tensor,
+                Place::Offloaded(hosted) => hosted.read(Reading { reuse, share: 1.0 }),
+            },
+            Repr::Views(views) => views.read(reuse),
         }
     }
 
@@ -371,18 +376,24 @@ impl<B: OffloadTarget, K: Kind<B>> Views<B, K> {
     }
 }
 
+impl<B: OffloadTarget, K: Kind<B>> Clone for Views<B, K> {
+    fn clone(&self) -> Self {
+        Self {
+            slot: self.slot.clone(),
+            views: self.views.clone(),
+            shape: self.shape.clone(),
+        }
+    }
+}
+
 impl<B: OffloadTarget, K: Kind<B>> Clone for OffloadedTensor<B, K> {
     #[inline]
     fn clone(&self) -> Self {
-        Self(match &self.0 {
-            Repr::Plain(tensor) => Repr::Plain(tensor.clone()),
-            Repr::Param(slot) => Repr::Param(slot.clone()),
-            Repr::Views(views) => Repr::Views(Box::new(Views {
-                slot: views.slot.clone(),
-                views: views.views.clone(),
-                shape: views.shape.clone(),
-            })),
-        })
+        match &self.0 {
+            Repr::Plain(tensor) => Self(Repr::Plain(tensor.clone())),
+            Repr::Param(slot) => Self(Repr::Param(slot.clone())),
+            Repr::Views(views) => Self(Repr::Views(views.clone())),
+        }
     }
 }
 

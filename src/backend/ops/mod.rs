@@ -2,8 +2,7 @@
 //!
 //! Every method is listed, those with default bodies too, so that the wrapped backend's own faster
 //! versions are used. The lists are Burn's signatures; `forward!` turns each into a call with every
-//! tensor argument read ([`Lower`]) and every tensor result taken in ([`Lift`]). That a result may be
-//! watched is known before it is made, so that it can be made where it is returned.
+//! tensor argument read ([`Lower`]) and every tensor result taken in ([`Lift`]).
 
 mod activation;
 mod bool;
@@ -25,14 +24,14 @@ macro_rules! forward {
     (@ $reuse:ident, $watch:path: $(fn $name:ident($($arg:ident: $ty:ty),* $(,)?) -> $ret:ty;)*) => {$(
         #[inline]
         fn $name($($arg: $ty),*) -> $ret {
-            let quiet = watch::is_quiet();
-            let op = Op::enter();
-            let mut output = Lift::lift(B::$name($(Lower::lower($arg, Reuse::$reuse)),*));
-            drop(op);
-            if !quiet {
-                output = $watch(output);
+            if watch::is_quiet() {
+                // Made where it is returned.
+                return Lift::lift(B::$name($(Lower::lower($arg, Reuse::$reuse)),*));
             }
-            output
+            let op = Op::enter();
+            let output = B::$name($(Lower::lower($arg, Reuse::$reuse)),*);
+            drop(op);
+            $watch(Lift::lift(output))
         }
     )*};
     (reads $reuse:ident: $($operations:tt)*) => { forward! { @ $reuse, Lift::watch: $($operations)* } };
@@ -48,15 +47,12 @@ macro_rules! views {
         #[inline]
         fn $name($tensor: $ty $(, $arg: $arg_ty)*) -> $ty {
             match $tensor.into_plain() {
+                Ok(tensor) if watch::is_quiet() => <$ty>::plain(B::$name(tensor $(, $arg)*)),
                 Ok(tensor) => {
-                    let quiet = watch::is_quiet();
                     let op = Op::enter();
-                    let mut output = <$ty>::plain(B::$name(tensor $(, $arg)*));
+                    let output = B::$name(tensor $(, $arg)*);
                     drop(op);
-                    if !quiet {
-                        output = output.watch();
-                    }
-                    output
+                    OffloadedTensor::adopt(output)
                 }
                 Err(tensor) => tensor.view($view),
             }
