@@ -100,6 +100,12 @@ pub trait HostAllocator: Send + Sync {
     /// Blocks until the memory of buffers that nobody holds any more is given back, as far as the
     /// device's queued work allows.
     fn reclaim(&self) {}
+
+    /// How many bytes a second are copied from this memory to the device; measured at the first call.
+    /// `None` where there is no link, or its speed cannot be told.
+    fn link_bytes_per_second(&self) -> Option<u64> {
+        None
+    }
 }
 
 /// A parameter's bytes in host memory: shared, and not written while they are.

@@ -27,6 +27,10 @@ pub struct Report {
     pub memory: Option<MemoryKind>,
     /// Why they are not read in place, where that could be expected.
     pub fallback: Option<String>,
+    /// How many bytes a second the link copies to the device, as measured; `None` where nothing is
+    /// offloaded, or there is no link.
+    #[serde(default)]
+    pub link_bytes_per_second: Option<u64>,
     /// Every parameter, in the order in which they were allocated or stand in the module; and, in a
     /// device's report, an optimizer's state that has a place.
     pub parameters: Vec<Record>,
@@ -43,6 +47,7 @@ impl Report {
             access: None,
             memory: None,
             fallback: None,
+            link_bytes_per_second: None,
             parameters: Vec::new(),
             displaced: Displaced::default(),
         }
@@ -54,7 +59,11 @@ impl Report {
 
     pub(crate) fn of(state: &DeviceState, parameters: Vec<Record>) -> Self {
         let host = state.host();
+        let offloaded = |r: &Record| r.decision.placement == Placement::Offloaded;
+        let link = parameters.iter().any(offloaded);
+        let link = link.then(|| host.allocator.link_bytes_per_second());
         Self {
+            link_bytes_per_second: link.flatten(),
             device: state.device.clone(),
             access: Some(host.access),
             memory: Some(host.memory()),
@@ -104,6 +113,14 @@ impl Report {
     fn bytes(&self, role: Role, placement: Placement) -> u64 {
         let counted = self.at(role, placement).filter(|r| r.shares.is_none());
         counted.map(|r| r.bytes).sum()
+    }
+
+    /// The least seconds of a step that reads every offloaded parameter once: what the link takes for their
+    /// bytes. Where they are copied ahead, a step takes this, or what it takes with everything resident,
+    /// whichever is longer. `None` where the link's speed is not known.
+    pub fn link_seconds_per_step(&self) -> Option<f64> {
+        let speed = self.link_bytes_per_second?;
+        Some(self.offloaded_bytes() as f64 / speed as f64)
     }
 
     pub(crate) fn log(&self) {
@@ -164,6 +181,17 @@ impl fmt::Display for Report {
             gib(self.resident_bytes()),
             ByteSize::b(self.resident_bytes()),
         )?;
+        if let (Some(seconds), Some(speed)) =
+            (self.link_seconds_per_step(), self.link_bytes_per_second)
+        {
+            writeln!(
+                f,
+                "a step that reads every offloaded parameter once: at least {:.1} ms, the link copies {:.1} \
+                 GB/s",
+                seconds * 1e3,
+                speed as f64 / 1e9,
+            )?;
+        }
         let state = [self.offloaded_state_bytes(), self.resident_state_bytes()];
         if state != [0, 0] {
             let [offloaded, resident] = state.map(ByteSize::b);

@@ -16,7 +16,7 @@ use super::{
     alias::Anchor,
     file::{self, Registered},
     retire::RetireQueue,
-    ring::Ring,
+    ring::{PROBE_BYTES, Ring},
 };
 
 /// Makes page-locked memory of exactly the size asked for, for one device.
@@ -140,6 +140,37 @@ impl HostAllocator for PinnedAllocator {
     fn reclaim(&self) {
         self.queue.reclaim();
     }
+
+    fn link_bytes_per_second(&self) -> Option<u64> {
+        let probe = || ProbeMemory::new(&self.queue);
+        self.ring.link_speed(probe).map(|link| link.copy as u64)
+    }
+}
+
+/// Page-locked memory to measure the link with. Nothing but the one who measures reads it.
+pub struct ProbeMemory(Option<Block>);
+
+impl ProbeMemory {
+    fn new(queue: &RetireQueue) -> Option<Self> {
+        Block::new(queue, PROBE_BYTES, false)
+            .ok()
+            .map(|block| Self(Some(block)))
+    }
+
+    /// The bytes.
+    pub fn bytes(&self) -> &[u8] {
+        self.0.as_ref().map_or(&[], Block::bytes)
+    }
+}
+
+impl Drop for ProbeMemory {
+    fn drop(&mut self) {
+        if let Some(block) = self.0.take() {
+            // SAFETY: it has no anchor, and who measures waits for each copy. The context is current since
+            // `Block::new`.
+            unsafe { block.free() };
+        }
+    }
 }
 
 /// Page-locked memory. Dropped, it is retired, and given back when nothing reads it any more.
@@ -187,10 +218,7 @@ impl PinnedMemory {
 
 impl HostMemory for PinnedMemory {
     fn bytes(&self) -> &[u8] {
-        let block = self.block();
-        // SAFETY: the block is `len` bytes of live memory, initialised in `Block::new`. Nobody
-        // writes it while it is shared: `bytes_mut` needs it exclusively, and kernels only read.
-        unsafe { std::slice::from_raw_parts(block.memory.as_ptr(), block.len) }
+        self.block().bytes()
     }
 
     fn bytes_mut(&mut self) -> &mut [u8] {
@@ -306,6 +334,13 @@ impl Block {
             sys::cuMemHostGetDevicePointer_v2(&mut device, self.memory.as_ptr().cast(), 0)
         };
         found.result().is_ok() && device == self.memory.as_ptr() as u64
+    }
+
+    /// The bytes.
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: the block is `len` bytes of live memory, initialised in `Block::new`. Nobody
+        // writes it while it is shared: `bytes_mut` needs it exclusively, and kernels only read.
+        unsafe { std::slice::from_raw_parts(self.memory.as_ptr(), self.len) }
     }
 
     /// Whether tensors over the block are left.

@@ -48,8 +48,8 @@ use crate::{
 };
 
 use super::{
-    Server, alias::Anchor, device::finish_queued_work, lock, retire::FusionQueue,
-    tensor::borrowed_bytes,
+    Server, alias::Anchor, device::finish_queued_work, lock, memory::ProbeMemory,
+    retire::FusionQueue, tensor::borrowed_bytes,
 };
 
 /// How many copies may be under way ahead of their use.
@@ -60,7 +60,7 @@ const MOST_AHEAD: usize = 8;
 const COPY_STREAMS: u64 = 2 * MOST_AHEAD as u64;
 
 /// How much is copied to measure the link.
-const PROBE_BYTES: usize = 64 << 20;
+pub const PROBE_BYTES: usize = 64 << 20;
 
 /// The staging memory of one device.
 pub struct Ring {
@@ -475,7 +475,7 @@ impl Ring {
             match DeviceMemory::new(bytes) {
                 Ok(memory) => {
                     if state.link.is_none() {
-                        state.link = memory.measure(bytes, buffer);
+                        state.link = memory.measure(bytes, buffer.as_ref());
                     }
                     state.memory = Some(memory);
                     state.room = Room::new(bytes);
@@ -491,6 +491,20 @@ impl Ring {
                 }
             }
         }
+    }
+
+    /// The copy engine's speed; measured, with `source`, where it is not known yet.
+    pub fn link_speed(&self, source: impl FnOnce() -> Option<ProbeMemory>) -> Option<LinkSpeed> {
+        if let Some(link) = lock(&self.state).link {
+            return Some(link);
+        }
+        self.context.bind_to_thread().ok()?;
+        let source = source()?;
+        let memory = DeviceMemory::new(PROBE_BYTES as u64).ok()?;
+        let link = memory.measure(PROBE_BYTES as u64, source.bytes());
+        memory.free();
+        lock(&self.state).link = link;
+        link
     }
 
     /// Waits until nothing that was queued can read the ring's memory.
@@ -600,9 +614,8 @@ impl DeviceMemory {
         }
     }
 
-    /// The copy engine's speed from this buffer, if that can be told.
-    fn measure(&self, capacity: u64, buffer: &HostBuffer) -> Option<LinkSpeed> {
-        let source = buffer.as_ref();
+    /// The copy engine's speed from these bytes, if that can be told.
+    fn measure(&self, capacity: u64, source: &[u8]) -> Option<LinkSpeed> {
         let len = source.len().min(PROBE_BYTES).min(capacity as usize);
         if len < 1 << 20 {
             return None;
