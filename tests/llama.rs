@@ -3,7 +3,7 @@
 #[path = "../examples/llama/mod.rs"]
 mod llama;
 
-use std::{fs, path::Path};
+use std::{fs, ops::Range, path::Path};
 
 use burn::tensor::{DType, Int, Tensor, TensorData, bf16};
 use burn_flex::Flex;
@@ -13,16 +13,21 @@ use serde_json::{Value, json};
 use llama::{
     checkpoint::{self, Checkpoint, CheckpointError},
     config::{ConfigError, LlamaConfig},
-    generation::{GenerationError, generate},
+    generation::{GenerationError, Sequence, generate},
     model::Llama,
     quantize::{Bits, quantize},
     sample::{NotANumber, Sampler, Sampling},
+    tokenizer::Tokenizer,
 };
 
 type B = Offloaded<Flex>;
 
 fn tiny() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/tiny-llama"))
+}
+
+fn kjv() -> &'static Path {
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/examples/kjv"))
 }
 
 fn load(folder: &Path, dtype: Option<DType>) -> Result<Llama<B>, CheckpointError> {
@@ -247,10 +252,9 @@ fn configurations_have_defaults() {
 #[test]
 fn quantized_models_are_placed_as_any_and_are_smaller() {
     let (tokens, _) = tokens_and_logits();
-    let kjv = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/examples/kjv"));
     // Rows that are no multiple of a block, so that a matrix has one scale, and rows that are. How far the
     // logits may be away with 8 bits and with 4.
-    for (folder, errors) in [(tiny(), [0.1, 0.9]), (kjv, [0.01, 0.2])] {
+    for (folder, errors) in [(tiny(), [0.1, 0.9]), (kjv(), [0.01, 0.2])] {
         let load = |policy: &OffloadPolicy, bits: Option<Bits>| {
             let checkpoint = Checkpoint::open(folder).unwrap();
             let device = Default::default();
@@ -357,7 +361,7 @@ fn samples_as_asked() {
 fn generates_what_greedy_decoding_of_the_whole_gives() {
     let model = load(tiny(), None).unwrap();
     let prompt = [5, 6, 7];
-    let mut whole: Vec<i32> = prompt.map(|token| token as i32).into();
+    let mut whole: Vec<i32> = prompt.into();
     for _ in 0..10 {
         let data = TensorData::new(whole.clone(), [1, whole.len()]);
         let tokens = Tensor::<B, 2, Int>::from_data(data, &Default::default());
@@ -366,8 +370,12 @@ fn generates_what_greedy_decoding_of_the_whole_gives() {
     }
     let run = |count: usize, stop: &[u32]| {
         let mut tokens = Vec::new();
-        let mut sampler = sampler(0.0, None, None);
-        let speed = generate(&model, &prompt, count, stop, &mut sampler, |token| {
+        let sequence = Sequence {
+            prompt: &prompt.map(|token| token as u32),
+            count,
+            sampler: sampler(0.0, None, None),
+        };
+        let speed = generate(&model, vec![sequence], stop, |_, token| {
             tokens.push(token as i32);
             Ok::<(), GenerationError>(())
         });
@@ -381,4 +389,89 @@ fn generates_what_greedy_decoding_of_the_whole_gives() {
         run(10, &[stop as u32]),
         (whole[3..3 + before].to_vec(), before)
     );
+}
+
+#[test]
+fn padding_changes_no_logits() {
+    let (tokens, expected) = tokens_and_logits();
+    let model = load(tiny(), None).unwrap();
+    let [batch, length] = tokens.dims();
+    let padding: Vec<usize> = (0..batch).map(|row| 2 * (batch - 1 - row)).collect();
+    let widest = padding[0];
+    // Any token serves as padding, and what follows it is cut where the batch is.
+    let rows = padding.iter().enumerate().map(|(row, padding)| {
+        let text = tokens.clone().slice([row..row + 1, 0..length - widest]);
+        let filler = Tensor::full([1, *padding], 3, &model.device());
+        let rest = length - widest + padding..length;
+        let rest = tokens.clone().slice([row..row + 1, rest]);
+        Tensor::cat(vec![filler, text, rest], 1).slice([0..1, 0..length])
+    });
+    let padded = Tensor::cat(rows.collect(), 0);
+    for cut in [length, 1, widest + 1] {
+        let mut cache = model.padded_cache(padding.clone());
+        let mut pieces = Vec::new();
+        let mut start = 0;
+        while start < length {
+            let end = (start + cut).min(length);
+            let piece = padded.clone().slice([0..batch, start..end]);
+            pieces.push(model.forward(piece, &mut cache));
+            start = end;
+        }
+        let logits = Tensor::cat(pieces, 1);
+        for (row, padding) in padding.iter().enumerate() {
+            let text = logits.clone().slice([row..row + 1, *padding..length]);
+            let wanted = expected.clone().slice([row..row + 1, 0..length - padding]);
+            let far = distance(text, wanted);
+            assert!(far < 1e-4, "row {row}, cut {cut}: {far}");
+        }
+    }
+}
+
+#[test]
+fn a_batch_gives_each_prompt_the_text_it_has_alone() {
+    let checkpoint = Checkpoint::open(kjv()).unwrap();
+    let config = checkpoint.config();
+    let tokenizer = Tokenizer::of_model(kjv(), config).unwrap();
+    let texts = [
+        "In the beginning",
+        "And",
+        "The LORD is my shepherd; I shall not want. He maketh me",
+        "Jesus wept.",
+    ];
+    let prompts = texts.map(|text| tokenizer.encode_prompt(text, config).unwrap());
+    let counts = [24, 20, 16, 12];
+    for (dtype, temperature) in [
+        (None, 0.0),
+        (Some(DType::F32), 0.0),
+        (Some(DType::F32), 0.6),
+    ] {
+        let model = load(kjv(), dtype).unwrap();
+        let run = |rows: Range<usize>, stop: &[u32]| {
+            let mut answers = vec![Vec::new(); rows.len()];
+            let sequences = rows.map(|row| Sequence {
+                prompt: &prompts[row],
+                count: counts[row],
+                sampler: sampler(temperature, None, None),
+            });
+            generate(&model, sequences.collect(), stop, |row, token| {
+                answers[row].push(token);
+                Ok::<(), GenerationError>(())
+            })
+            .unwrap();
+            answers
+        };
+        let all = 0..prompts.len();
+        let mut alone: Vec<_> = all.clone().flat_map(|row| run(row..row + 1, &[])).collect();
+        assert_eq!(run(all.clone(), &[]), alone, "{dtype:?}, {temperature}");
+        assert!(alone.iter().map(Vec::len).eq(counts));
+
+        // Each text ends where it would alone, while others go on.
+        let stop = [alone[0][7], alone[1][2]];
+        for text in &mut alone {
+            let end = text.iter().position(|token| stop.contains(token));
+            text.truncate(end.unwrap_or(text.len()));
+        }
+        assert_eq!(run(all, &stop), alone, "{dtype:?}, {temperature}");
+        assert!(alone.iter().any(|text| text.len() != alone[0].len()));
+    }
 }
