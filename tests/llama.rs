@@ -8,15 +8,18 @@ use std::{fs, ops::Range, path::Path};
 use burn::tensor::{DType, Int, Tensor, TensorData, bf16};
 use burn_flex::Flex;
 use burn_offload::{ByteSize, OffloadPolicy, Offloaded, Report, place};
+use clap::ValueEnum;
 use serde_json::{Value, json};
 
 use llama::{
+    chat::{self, ChatTemplate},
     checkpoint::{self, Checkpoint, CheckpointError},
     config::{ConfigError, LlamaConfig},
     generation::{GenerationError, Sequence, generate},
     model::Llama,
     quantize::{Bits, quantize},
     sample::{NotANumber, Sampler, Sampling},
+    shape::{self, Shape},
     tokenizer::Tokenizer,
 };
 
@@ -474,4 +477,252 @@ fn a_batch_gives_each_prompt_the_text_it_has_alone() {
         assert_eq!(run(all, &stop), alone, "{dtype:?}, {temperature}");
         assert!(alone.iter().any(|text| text.len() != alone[0].len()));
     }
+}
+
+#[test]
+fn shapes_are_those_of_the_public_models() {
+    let weights = |shape: Shape| {
+        let config = shape.config();
+        config.validate().unwrap();
+        shape::weights(&Llama::<B>::new(&config, &Default::default()))
+    };
+    for (shape, expected) in [
+        (Shape::Tiny, 39_584),
+        (Shape::B1, 1_235_814_400),
+        (Shape::B3, 3_212_749_824),
+        (Shape::B7, 6_738_415_616),
+        (Shape::B8, 8_030_261_248),
+        (Shape::B13, 13_015_864_320),
+        (Shape::B70, 70_553_706_496),
+    ] {
+        assert_eq!(weights(shape), expected, "{shape:?}");
+    }
+    assert_eq!(Shape::value_variants().len(), 7);
+}
+
+#[test]
+fn random_weights_are_made_where_the_policy_wants_them() {
+    let config = Shape::Tiny.config();
+    let bytes = 4 * 39_584;
+    let run = |policy: OffloadPolicy| {
+        let model = Llama::<B>::new(&config, &Default::default());
+        let (model, report) = place(model, "", &policy).unwrap();
+        assert_eq!(report.offloaded_bytes() + report.resident_bytes(), bytes);
+        let sequence = Sequence {
+            prompt: &[1, 2, 3],
+            count: 5,
+            sampler: sampler(0.6, None, None),
+        };
+        let mut tokens = 0;
+        generate(&model, vec![sequence], &config.eos_token_ids, |_, _| {
+            tokens += 1;
+            Ok::<(), GenerationError>(())
+        })
+        .unwrap();
+        assert_eq!(tokens, 5);
+        report
+    };
+    let budget = ByteSize::b(bytes / 3);
+    let report = run(OffloadPolicy::device_budget(ByteSize::b(0)));
+    assert_eq!(report.resident_bytes(), 0, "{report}");
+    let report = run(OffloadPolicy::device_budget(budget).with_keep(["norm", "lm_head"]));
+    assert!(report.resident_bytes() <= budget.as_u64(), "{report}");
+    assert!(report.resident_bytes() > 4 * 256 * 32, "{report}");
+    let report = run(OffloadPolicy::nothing());
+    assert_eq!(report.offloaded_bytes(), 0, "{report}");
+}
+
+/// A folder with a chat template in `tokenizer_config.json`.
+fn with_template(template: impl Into<Value>) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let config = json!({
+        "add_bos_token": true,
+        "bos_token": "<s>",
+        "eos_token": {"content": "</s>", "lstrip": false, "special": true},
+        "pad_token": null,
+        "chat_template": template.into(),
+    });
+    let path = folder.path().join(chat::TOKENIZER_CONFIG);
+    fs::write(path, config.to_string()).unwrap();
+    folder
+}
+
+fn render(folder: &Path, system: Option<&str>) -> Result<String, String> {
+    let template = ChatTemplate::of_model(folder).map_err(|error| error.to_string())?;
+    let text = template.render(system, " Why {{ so }} <blue>?\n");
+    text.map_err(|error| error.to_string())
+}
+
+const LLAMA3: &str = r#"{{- bos_token }}
+{%- if messages[0]['role'] == 'system' %}
+    {%- set system_message = messages[0]['content'] | trim %}
+    {%- set messages = messages[1:] %}
+{%- else %}
+    {%- set system_message = "" %}
+{%- endif %}
+
+{#- Always there, also when it is empty. #}
+{{- "<|start_header_id|>system<|end_header_id|>\n\n" }}
+{%- if tools is not none %}
+    {{- tools | tojson }}
+{%- endif %}
+{{- system_message + "<|eot_id|>" }}
+{%- for message in messages %}
+    {{- '<|start_header_id|>' + message.role + '<|end_header_id|>\n\n' }}
+    {{- message['content'] | trim + '<|eot_id|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}
+{%- endif %}
+"#;
+
+const CHATML: &str = r#"{% for message in messages %}
+    {% if loop.first and message.role != 'system' %}
+<|im_start|>system
+You are helpful.<|im_end|>
+    {% endif %}
+<|im_start|>{{ message.role }}
+{{ message.content.strip() }}<|im_end|>
+{% endfor %}
+{% if add_generation_prompt %}
+<|im_start|>assistant
+{% endif %}
+"#;
+
+const MISTRAL: &str = r#"{%- set ns = namespace(system='') -%}
+{{ bos_token }}
+{%- for message in messages %}
+    {%- if message['role'] == 'user' %}
+        {{- '[INST] ' + ns.system + message['content'] + ' [/INST]' }}
+    {%- elif message['content'] | length > 9 %}
+        {{- raise_exception('Only short system messages are supported!') }}
+    {%- else %}
+        {%- set ns.system = message.get('content') + '\n\n' %}
+        {%- continue %}
+    {%- endif %}
+    {%- if message.tool_calls %}{{ eos_token }}{% endif %}
+{%- endfor %}"#;
+
+#[test]
+fn chat_templates_render_as_hugging_face_has_them() {
+    for (template, system, expected) in [
+        (
+            LLAMA3,
+            Some("Be <brief>. "),
+            "<s><|start_header_id|>system<|end_header_id|>\n\nBe <brief>.<|eot_id|>\
+             <|start_header_id|>user<|end_header_id|>\n\nWhy {{ so }} <blue>?<|eot_id|>\
+             <|start_header_id|>assistant<|end_header_id|>\n\n",
+        ),
+        (
+            LLAMA3,
+            None,
+            "<s><|start_header_id|>system<|end_header_id|>\n\n<|eot_id|>\
+             <|start_header_id|>user<|end_header_id|>\n\nWhy {{ so }} <blue>?<|eot_id|>\
+             <|start_header_id|>assistant<|end_header_id|>\n\n",
+        ),
+        (
+            CHATML,
+            Some("Be brief."),
+            "<|im_start|>system\nBe brief.<|im_end|>\n\
+             <|im_start|>user\nWhy {{ so }} <blue>?<|im_end|>\n<|im_start|>assistant\n",
+        ),
+        (
+            CHATML,
+            None,
+            "<|im_start|>system\nYou are helpful.<|im_end|>\n\
+             <|im_start|>user\nWhy {{ so }} <blue>?<|im_end|>\n<|im_start|>assistant\n",
+        ),
+        (
+            MISTRAL,
+            Some("Be brief."),
+            "<s>[INST] Be brief.\n\n Why {{ so }} <blue>?\n [/INST]",
+        ),
+        (MISTRAL, None, "<s>[INST]  Why {{ so }} <blue>?\n [/INST]"),
+    ] {
+        let folder = with_template(template);
+        assert_eq!(render(folder.path(), system).as_deref(), Ok(expected));
+    }
+    let folder = with_template("{{ 'A text of \\\ntwo lines.' }}");
+    let text = render(folder.path(), None);
+    assert_eq!(text.as_deref(), Ok("A text of two lines."));
+    let folder = with_template("{{ strftime_now('%d %b %Y') }}");
+    let today = render(folder.path(), None).unwrap();
+    assert_eq!(
+        today.split(' ').map(str::len).collect::<Vec<_>>(),
+        [2, 3, 4]
+    );
+}
+
+#[test]
+fn a_chat_template_is_found_where_it_is() {
+    let folder = with_template(json!([
+        {"name": "tool_use", "template": "tools"},
+        {"name": "default", "template": "{{ messages[0].content }}{{ unk_token }}"},
+    ]));
+    let text = render(folder.path(), Some("plain"));
+    assert_eq!(text.as_deref(), Ok("plain"));
+    let template = ChatTemplate::of_model(folder.path()).unwrap();
+    assert_eq!(template.end(), Some("</s>"));
+    fs::write(folder.path().join(chat::TEMPLATE), "its own").unwrap();
+    assert_eq!(render(folder.path(), None).as_deref(), Ok("its own"));
+    fs::remove_file(folder.path().join(chat::TOKENIZER_CONFIG)).unwrap();
+    assert_eq!(render(folder.path(), None).as_deref(), Ok("its own"));
+}
+
+#[test]
+fn chat_template_errors_name_the_file_and_what_is_wrong() {
+    for (template, parts) in [
+        (json!(MISTRAL), &["Only short system messages"][..]),
+        (json!("\n{{ messages | tojson }}"), &["tojson", ":2"]),
+        (json!("{% generation %}"), &["generation", ":1"]),
+        (json!("{{ messages[5].content }}"), &["undefined", ":1"]),
+        (json!("{{ strftime_now('%') }}"), &["strftime", ":1"]),
+        (
+            json!([{"name": "rag", "template": ""}]),
+            &["`default`", "rag"],
+        ),
+        (json!(7), &["chat_template"]),
+        (json!(null), &["has no chat template"]),
+    ] {
+        let folder = with_template(template);
+        let error = render(folder.path(), Some("Be brief, if you can.")).unwrap_err();
+        for part in ["tokenizer_config.json"].iter().chain(parts) {
+            assert!(error.contains(part), "{error}");
+        }
+    }
+}
+
+#[test]
+fn a_chat_begins_with_one_token_to_begin_with() {
+    let folder = tempfile::tempdir().unwrap();
+    let begin = "<|endoftext|>";
+    let text = fs::read_to_string(kjv().join("tokenizer.json")).unwrap();
+    let mut tokenizer: Value = serde_json::from_str(&text).unwrap();
+    // As Llama's tokenizer does, it begins every text.
+    let special = json!({"SpecialToken": {"id": begin, "type_id": 0}});
+    let sequence = json!({"Sequence": {"id": "A", "type_id": 0}});
+    tokenizer["post_processor"] = json!({
+        "type": "TemplateProcessing",
+        "single": [special, sequence],
+        "pair": [special, sequence],
+        "special_tokens": {begin: {"id": begin, "ids": [0], "tokens": [begin]}},
+    });
+    let path = folder.path().join("tokenizer.json");
+    fs::write(&path, tokenizer.to_string()).unwrap();
+    let config = json!({
+        "bos_token": begin,
+        "chat_template": "{{ bos_token }}{{ messages[0].content }}",
+    });
+    fs::write(
+        folder.path().join(chat::TOKENIZER_CONFIG),
+        config.to_string(),
+    )
+    .unwrap();
+
+    let tokenizer = Tokenizer::read(&path).unwrap();
+    let text = render(folder.path(), Some("And")).unwrap();
+    assert_eq!(text, format!("{begin}And"));
+    let plain = tokenizer.encode("And").unwrap();
+    assert_eq!(plain[0], 0);
+    assert_eq!(tokenizer.encode_chat(&text).unwrap(), plain);
 }

@@ -18,6 +18,9 @@ use serde_json::Value;
 pub const TEMPLATE: &str = "chat_template.jinja";
 pub const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 
+/// What errors call the template, before the line.
+const NAME: &str = "chat_template";
+
 /// Of several templates, the one for plain chat.
 const DEFAULT: &str = "default";
 
@@ -64,7 +67,10 @@ struct TokenizerConfig {
 }
 
 #[derive(Deserialize)]
-#[serde(untagged)]
+#[serde(
+    untagged,
+    expecting = "`chat_template` is neither a template nor a list of templates with names"
+)]
 enum Templates {
     One(String),
     Named(Vec<Named>),
@@ -129,7 +135,7 @@ impl ChatTemplate {
             documents => (),
             ..JinjaValue::from_pairs(special_tokens)
         };
-        let template = self.environment.get_template(TEMPLATE);
+        let template = self.environment.get_template(NAME);
         let text = template.and_then(|template| template.render(variables));
         text.map_err(|source| ChatError::Template {
             path: self.path.clone(),
@@ -203,6 +209,8 @@ fn environment(template: String) -> Result<Environment<'static>, Error> {
         strtime::format(format, &ZonedDateTime::now())
             .map_err(|error| Error::new(ErrorKind::InvalidOperation, error.to_string()))
     });
-    environment.add_template_owned(TEMPLATE, template)?;
+    // Python's strings go on in the next line so, and these do not.
+    let template = template.replace("\\\n", "");
+    environment.add_template_owned(NAME, template)?;
     Ok(environment)
 }
