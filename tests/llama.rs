@@ -8,7 +8,6 @@ use std::{fs, ops::Range, path::Path};
 use burn::tensor::{DType, Int, Tensor, TensorData, bf16};
 use burn_flex::Flex;
 use burn_offload::{ByteSize, OffloadPolicy, Offloaded, Report, place};
-use clap::ValueEnum;
 use serde_json::{Value, json};
 
 use llama::{
@@ -19,7 +18,6 @@ use llama::{
     model::Llama,
     quantize::{Bits, quantize},
     sample::{NotANumber, Sampler, Sampling},
-    shape::{self, Shape},
     tokenizer::Tokenizer,
 };
 
@@ -477,59 +475,6 @@ fn a_batch_gives_each_prompt_the_text_it_has_alone() {
         assert_eq!(run(all, &stop), alone, "{dtype:?}, {temperature}");
         assert!(alone.iter().any(|text| text.len() != alone[0].len()));
     }
-}
-
-#[test]
-fn shapes_are_those_of_the_public_models() {
-    let weights = |shape: Shape| {
-        let config = shape.config();
-        config.validate().unwrap();
-        shape::weights(&Llama::<B>::new(&config, &Default::default()))
-    };
-    for (shape, expected) in [
-        (Shape::Tiny, 39_584),
-        (Shape::B1, 1_235_814_400),
-        (Shape::B3, 3_212_749_824),
-        (Shape::B7, 6_738_415_616),
-        (Shape::B8, 8_030_261_248),
-        (Shape::B13, 13_015_864_320),
-        (Shape::B70, 70_553_706_496),
-    ] {
-        assert_eq!(weights(shape), expected, "{shape:?}");
-    }
-    assert_eq!(Shape::value_variants().len(), 7);
-}
-
-#[test]
-fn random_weights_are_made_where_the_policy_wants_them() {
-    let config = Shape::Tiny.config();
-    let bytes = 4 * 39_584;
-    let run = |policy: OffloadPolicy| {
-        let model = Llama::<B>::new(&config, &Default::default());
-        let (model, report) = place(model, "", &policy).unwrap();
-        assert_eq!(report.offloaded_bytes() + report.resident_bytes(), bytes);
-        let sequence = Sequence {
-            prompt: &[1, 2, 3],
-            count: 5,
-            sampler: sampler(0.6, None, None),
-        };
-        let mut tokens = 0;
-        generate(&model, vec![sequence], &config.eos_token_ids, |_, _| {
-            tokens += 1;
-            Ok::<(), GenerationError>(())
-        })
-        .unwrap();
-        assert_eq!(tokens, 5);
-        report
-    };
-    let budget = ByteSize::b(bytes / 3);
-    let report = run(OffloadPolicy::device_budget(ByteSize::b(0)));
-    assert_eq!(report.resident_bytes(), 0, "{report}");
-    let report = run(OffloadPolicy::device_budget(budget).with_keep(["norm", "lm_head"]));
-    assert!(report.resident_bytes() <= budget.as_u64(), "{report}");
-    assert!(report.resident_bytes() > 4 * 256 * 32, "{report}");
-    let report = run(OffloadPolicy::nothing());
-    assert_eq!(report.offloaded_bytes(), 0, "{report}");
 }
 
 /// A folder with a chat template in `tokenizer_config.json`.
