@@ -54,7 +54,7 @@ pub struct Args {
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub tokens: Option<usize>,
 
-    /// Of the choice of tokens after the first prompt; one more for each of the others
+    /// Of random weights, and of the choice of tokens: there one more for each prompt after the first
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
 

@@ -9,7 +9,7 @@ use super::config::{LlamaConfig, RopeScaling};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Shape {
-    /// A few thousand weights, to try things out
+    /// 40 thousand weights, to try things out
     Tiny,
     /// Llama 3.2 1B
     #[value(name = "1b")]
