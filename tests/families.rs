@@ -1,4 +1,5 @@
-//! Models of each supported family, against transformers (`fixtures/make.py`).
+//! Models of each supported family, against transformers (`fixtures/make.py`), and random ones in the shapes
+//! of public models.
 
 #[path = "../examples/llama/mod.rs"]
 mod llama;
@@ -7,10 +8,15 @@ use std::{fs, path::Path};
 
 use burn::tensor::{DType, Int, Tensor, TensorData};
 use burn_flex::Flex;
-use burn_offload::{ByteSize, OffloadPolicy, Offloaded};
+use burn_offload::{ByteSize, OffloadPolicy, Offloaded, place};
+use clap::ValueEnum;
 use serde_json::Value;
 
-use llama::checkpoint::Checkpoint;
+use llama::{
+    checkpoint::Checkpoint,
+    model::Llama,
+    shape::{self, Shape},
+};
 
 type B = Offloaded<Flex>;
 
@@ -72,3 +78,46 @@ macro_rules! families {
 }
 
 families! { llama2 llama3 mistral qwen2 qwen3 }
+
+#[test]
+fn shapes_are_those_of_the_public_models() {
+    let weights = |shape: Shape| {
+        let config = shape.config();
+        config.validate().unwrap();
+        shape::weights(&Llama::<B>::new(&config, &Default::default()))
+    };
+    for (shape, expected) in [
+        (Shape::Tiny, 39_584),
+        (Shape::B1, 1_235_814_400),
+        (Shape::B3, 3_212_749_824),
+        (Shape::B7, 6_738_415_616),
+        (Shape::B8, 8_030_261_248),
+        (Shape::B13, 13_015_864_320),
+        (Shape::B70, 70_553_706_496),
+    ] {
+        assert_eq!(weights(shape), expected, "{shape:?}");
+    }
+    assert_eq!(Shape::value_variants().len(), 7);
+}
+
+#[test]
+fn random_weights_are_made_where_the_policy_wants_them() {
+    let config = Shape::Tiny.config();
+    let all = 4 * 39_584;
+    let offloaded = |policy: OffloadPolicy| {
+        let device = Default::default();
+        let model = Llama::<B>::new(&config, &device);
+        let (model, report) = place(model, "", &policy).unwrap();
+        assert_eq!(report.offloaded_bytes() + report.resident_bytes(), all);
+        let tokens = Tensor::<B, 2, Int>::from_data([[1, 2, 3]], &device);
+        let logits = model.next_logits(tokens, &mut model.cache());
+        assert!(logits.into_data().iter::<f32>().all(f32::is_finite));
+        report.offloaded_bytes()
+    };
+    let none_stays = OffloadPolicy::device_budget(ByteSize::b(0));
+    assert_eq!(offloaded(none_stays), all);
+    assert_eq!(offloaded(OffloadPolicy::nothing()), 0);
+    let by_name = OffloadPolicy::host_budget(ByteSize::gib(1)).with_params(["mlp"]);
+    let mlps = 2 * 3 * config.hidden_size * config.intermediate_size * 4;
+    assert_eq!(offloaded(by_name), mlps as u64);
+}

@@ -3,7 +3,7 @@
 #[path = "../examples/llama/mod.rs"]
 mod llama;
 
-use std::{fs, path::Path};
+use std::{fs, ops::Range, path::Path};
 
 use burn::tensor::{DType, Int, Tensor, TensorData, bf16};
 use burn_flex::Flex;
@@ -11,18 +11,24 @@ use burn_offload::{ByteSize, OffloadPolicy, Offloaded, Report, place};
 use serde_json::{Value, json};
 
 use llama::{
+    chat::{self, ChatTemplate},
     checkpoint::{self, Checkpoint, CheckpointError},
     config::{ConfigError, LlamaConfig},
-    generation::{GenerationError, generate},
+    generation::{GenerationError, Sequence, generate},
     model::Llama,
     quantize::{Bits, quantize},
     sample::{NotANumber, Sampler, Sampling},
+    tokenizer::Tokenizer,
 };
 
 type B = Offloaded<Flex>;
 
 fn tiny() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/tiny-llama"))
+}
+
+fn kjv() -> &'static Path {
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/examples/kjv"))
 }
 
 fn load(folder: &Path, dtype: Option<DType>) -> Result<Llama<B>, CheckpointError> {
@@ -247,10 +253,9 @@ fn configurations_have_defaults() {
 #[test]
 fn quantized_models_are_placed_as_any_and_are_smaller() {
     let (tokens, _) = tokens_and_logits();
-    let kjv = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/examples/kjv"));
     // Rows that are no multiple of a block, so that a matrix has one scale, and rows that are. How far the
     // logits may be away with 8 bits and with 4.
-    for (folder, errors) in [(tiny(), [0.1, 0.9]), (kjv, [0.01, 0.2])] {
+    for (folder, errors) in [(tiny(), [0.1, 0.9]), (kjv(), [0.01, 0.2])] {
         let load = |policy: &OffloadPolicy, bits: Option<Bits>| {
             let checkpoint = Checkpoint::open(folder).unwrap();
             let device = Default::default();
@@ -357,7 +362,7 @@ fn samples_as_asked() {
 fn generates_what_greedy_decoding_of_the_whole_gives() {
     let model = load(tiny(), None).unwrap();
     let prompt = [5, 6, 7];
-    let mut whole: Vec<i32> = prompt.map(|token| token as i32).into();
+    let mut whole: Vec<i32> = prompt.into();
     for _ in 0..10 {
         let data = TensorData::new(whole.clone(), [1, whole.len()]);
         let tokens = Tensor::<B, 2, Int>::from_data(data, &Default::default());
@@ -366,8 +371,12 @@ fn generates_what_greedy_decoding_of_the_whole_gives() {
     }
     let run = |count: usize, stop: &[u32]| {
         let mut tokens = Vec::new();
-        let mut sampler = sampler(0.0, None, None);
-        let speed = generate(&model, &prompt, count, stop, &mut sampler, |token| {
+        let sequence = Sequence {
+            prompt: &prompt.map(|token| token as u32),
+            count,
+            sampler: sampler(0.0, None, None),
+        };
+        let speed = generate(&model, vec![sequence], stop, |_, token| {
             tokens.push(token as i32);
             Ok::<(), GenerationError>(())
         });
@@ -381,4 +390,284 @@ fn generates_what_greedy_decoding_of_the_whole_gives() {
         run(10, &[stop as u32]),
         (whole[3..3 + before].to_vec(), before)
     );
+}
+
+#[test]
+fn padding_changes_no_logits() {
+    let (tokens, expected) = tokens_and_logits();
+    let model = load(tiny(), None).unwrap();
+    let [batch, length] = tokens.dims();
+    let padding: Vec<usize> = (0..batch).map(|row| 2 * (batch - 1 - row)).collect();
+    let widest = padding[0];
+    // Any token serves as padding, and what follows it is cut where the batch is.
+    let rows = padding.iter().enumerate().map(|(row, padding)| {
+        let text = tokens.clone().slice([row..row + 1, 0..length - widest]);
+        let filler = Tensor::full([1, *padding], 3, &model.device());
+        let rest = length - widest + padding..length;
+        let rest = tokens.clone().slice([row..row + 1, rest]);
+        Tensor::cat(vec![filler, text, rest], 1).slice([0..1, 0..length])
+    });
+    let padded = Tensor::cat(rows.collect(), 0);
+    for cut in [length, 1, widest + 1] {
+        let mut cache = model.padded_cache(padding.clone());
+        let mut pieces = Vec::new();
+        let mut start = 0;
+        while start < length {
+            let end = (start + cut).min(length);
+            let piece = padded.clone().slice([0..batch, start..end]);
+            pieces.push(model.forward(piece, &mut cache));
+            start = end;
+        }
+        let logits = Tensor::cat(pieces, 1);
+        for (row, padding) in padding.iter().enumerate() {
+            let text = logits.clone().slice([row..row + 1, *padding..length]);
+            let wanted = expected.clone().slice([row..row + 1, 0..length - padding]);
+            let far = distance(text, wanted);
+            assert!(far < 1e-4, "row {row}, cut {cut}: {far}");
+        }
+    }
+}
+
+#[test]
+fn a_batch_gives_each_prompt_the_text_it_has_alone() {
+    let checkpoint = Checkpoint::open(kjv()).unwrap();
+    let config = checkpoint.config();
+    let tokenizer = Tokenizer::of_model(kjv(), config).unwrap();
+    let texts = [
+        "In the beginning",
+        "And",
+        "The LORD is my shepherd; I shall not want. He maketh me",
+        "Jesus wept.",
+    ];
+    let prompts = texts.map(|text| tokenizer.encode_prompt(text, config).unwrap());
+    let counts = [24, 20, 16, 12];
+    for (dtype, temperature) in [
+        (None, 0.0),
+        (Some(DType::F32), 0.0),
+        (Some(DType::F32), 0.6),
+    ] {
+        let model = load(kjv(), dtype).unwrap();
+        let run = |rows: Range<usize>, stop: &[u32]| {
+            let mut answers = vec![Vec::new(); rows.len()];
+            let sequences = rows.map(|row| Sequence {
+                prompt: &prompts[row],
+                count: counts[row],
+                sampler: sampler(temperature, None, None),
+            });
+            generate(&model, sequences.collect(), stop, |row, token| {
+                answers[row].push(token);
+                Ok::<(), GenerationError>(())
+            })
+            .unwrap();
+            answers
+        };
+        let all = 0..prompts.len();
+        let mut alone: Vec<_> = all.clone().flat_map(|row| run(row..row + 1, &[])).collect();
+        assert_eq!(run(all.clone(), &[]), alone, "{dtype:?}, {temperature}");
+        assert!(alone.iter().map(Vec::len).eq(counts));
+
+        // Each text ends where it would alone, while others go on.
+        let stop = [alone[0][7], alone[1][2]];
+        for text in &mut alone {
+            let end = text.iter().position(|token| stop.contains(token));
+            text.truncate(end.unwrap_or(text.len()));
+        }
+        assert_eq!(run(all, &stop), alone, "{dtype:?}, {temperature}");
+        assert!(alone.iter().any(|text| text.len() != alone[0].len()));
+    }
+}
+
+/// A folder with a chat template in `tokenizer_config.json`.
+fn with_template(template: impl Into<Value>) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let config = json!({
+        "add_bos_token": true,
+        "bos_token": "<s>",
+        "eos_token": {"content": "</s>", "lstrip": false, "special": true},
+        "pad_token": null,
+        "chat_template": template.into(),
+    });
+    let path = folder.path().join(chat::TOKENIZER_CONFIG);
+    fs::write(path, config.to_string()).unwrap();
+    folder
+}
+
+fn render(folder: &Path, system: Option<&str>) -> Result<String, String> {
+    let template = ChatTemplate::of_model(folder).map_err(|error| error.to_string())?;
+    let text = template.render(system, " Why {{ so }} <blue>?\n");
+    text.map_err(|error| error.to_string())
+}
+
+const LLAMA3: &str = r#"{{- bos_token }}
+{%- if messages[0]['role'] == 'system' %}
+    {%- set system_message = messages[0]['content'] | trim %}
+    {%- set messages = messages[1:] %}
+{%- else %}
+    {%- set system_message = "" %}
+{%- endif %}
+
+{#- Always there, also when it is empty. #}
+{{- "<|start_header_id|>system<|end_header_id|>\n\n" }}
+{%- if tools is not none %}
+    {{- tools | tojson }}
+{%- endif %}
+{{- system_message + "<|eot_id|>" }}
+{%- for message in messages %}
+    {{- '<|start_header_id|>' + message.role + '<|end_header_id|>\n\n' }}
+    {{- message['content'] | trim + '<|eot_id|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}
+{%- endif %}
+"#;
+
+const CHATML: &str = r#"{% for message in messages %}
+    {% if loop.first and message.role != 'system' %}
+<|im_start|>system
+You are helpful.<|im_end|>
+    {% endif %}
+<|im_start|>{{ message.role }}
+{{ message.content.strip() }}<|im_end|>
+{% endfor %}
+{% if add_generation_prompt %}
+<|im_start|>assistant
+{% endif %}
+"#;
+
+const MISTRAL: &str = r#"{%- set ns = namespace(system='') -%}
+{{ bos_token }}
+{%- for message in messages %}
+    {%- if message['role'] == 'user' %}
+        {{- '[INST] ' + ns.system + message['content'] + ' [/INST]' }}
+    {%- elif message['content'] | length > 9 %}
+        {{- raise_exception('Only short system messages are supported!') }}
+    {%- else %}
+        {%- set ns.system = message.get('content') + '\n\n' %}
+        {%- continue %}
+    {%- endif %}
+    {%- if message.tool_calls %}{{ eos_token }}{% endif %}
+{%- endfor %}"#;
+
+#[test]
+fn chat_templates_render_as_hugging_face_has_them() {
+    for (template, system, expected) in [
+        (
+            LLAMA3,
+            Some("Be <brief>. "),
+            "<s><|start_header_id|>system<|end_header_id|>\n\nBe <brief>.<|eot_id|>\
+             <|start_header_id|>user<|end_header_id|>\n\nWhy {{ so }} <blue>?<|eot_id|>\
+             <|start_header_id|>assistant<|end_header_id|>\n\n",
+        ),
+        (
+            LLAMA3,
+            None,
+            "<s><|start_header_id|>system<|end_header_id|>\n\n<|eot_id|>\
+             <|start_header_id|>user<|end_header_id|>\n\nWhy {{ so }} <blue>?<|eot_id|>\
+             <|start_header_id|>assistant<|end_header_id|>\n\n",
+        ),
+        (
+            CHATML,
+            Some("Be brief."),
+            "<|im_start|>system\nBe brief.<|im_end|>\n\
+             <|im_start|>user\nWhy {{ so }} <blue>?<|im_end|>\n<|im_start|>assistant\n",
+        ),
+        (
+            CHATML,
+            None,
+            "<|im_start|>system\nYou are helpful.<|im_end|>\n\
+             <|im_start|>user\nWhy {{ so }} <blue>?<|im_end|>\n<|im_start|>assistant\n",
+        ),
+        (
+            MISTRAL,
+            Some("Be brief."),
+            "<s>[INST] Be brief.\n\n Why {{ so }} <blue>?\n [/INST]",
+        ),
+        (MISTRAL, None, "<s>[INST]  Why {{ so }} <blue>?\n [/INST]"),
+    ] {
+        let folder = with_template(template);
+        assert_eq!(render(folder.path(), system).as_deref(), Ok(expected));
+    }
+    let folder = with_template("{{ 'A text of \\\ntwo lines.' }}");
+    let text = render(folder.path(), None);
+    assert_eq!(text.as_deref(), Ok("A text of two lines."));
+    let folder = with_template("{{ strftime_now('%d %b %Y') }}");
+    let today = render(folder.path(), None).unwrap();
+    assert_eq!(
+        today.split(' ').map(str::len).collect::<Vec<_>>(),
+        [2, 3, 4]
+    );
+}
+
+#[test]
+fn a_chat_template_is_found_where_it_is() {
+    let folder = with_template(json!([
+        {"name": "tool_use", "template": "tools"},
+        {"name": "default", "template": "{{ messages[0].content }}{{ unk_token }}"},
+    ]));
+    let text = render(folder.path(), Some("plain"));
+    assert_eq!(text.as_deref(), Ok("plain"));
+    let template = ChatTemplate::of_model(folder.path()).unwrap();
+    assert_eq!(template.end(), Some("</s>"));
+    fs::write(folder.path().join(chat::TEMPLATE), "its own").unwrap();
+    assert_eq!(render(folder.path(), None).as_deref(), Ok("its own"));
+    fs::remove_file(folder.path().join(chat::TOKENIZER_CONFIG)).unwrap();
+    assert_eq!(render(folder.path(), None).as_deref(), Ok("its own"));
+}
+
+#[test]
+fn chat_template_errors_name_the_file_and_what_is_wrong() {
+    for (template, parts) in [
+        (json!(MISTRAL), &["Only short system messages"][..]),
+        (json!("\n{{ messages | tojson }}"), &["tojson", ":2"]),
+        (json!("{% generation %}"), &["generation", ":1"]),
+        (json!("{{ messages[5].content }}"), &["undefined", ":1"]),
+        (json!("{{ strftime_now('%') }}"), &["strftime", ":1"]),
+        (
+            json!([{"name": "rag", "template": ""}]),
+            &["`default`", "rag"],
+        ),
+        (json!(7), &["chat_template"]),
+        (json!(null), &["has no chat template"]),
+    ] {
+        let folder = with_template(template);
+        let error = render(folder.path(), Some("Be brief, if you can.")).unwrap_err();
+        for part in ["tokenizer_config.json"].iter().chain(parts) {
+            assert!(error.contains(part), "{error}");
+        }
+    }
+}
+
+#[test]
+fn a_chat_begins_with_one_token_to_begin_with() {
+    let folder = tempfile::tempdir().unwrap();
+    let begin = "<|endoftext|>";
+    let text = fs::read_to_string(kjv().join("tokenizer.json")).unwrap();
+    let mut tokenizer: Value = serde_json::from_str(&text).unwrap();
+    // As Llama's tokenizer does, it begins every text.
+    let special = json!({"SpecialToken": {"id": begin, "type_id": 0}});
+    let sequence = json!({"Sequence": {"id": "A", "type_id": 0}});
+    tokenizer["post_processor"] = json!({
+        "type": "TemplateProcessing",
+        "single": [special, sequence],
+        "pair": [special, sequence],
+        "special_tokens": {begin: {"id": begin, "ids": [0], "tokens": [begin]}},
+    });
+    let path = folder.path().join("tokenizer.json");
+    fs::write(&path, tokenizer.to_string()).unwrap();
+    let config = json!({
+        "bos_token": begin,
+        "chat_template": "{{ bos_token }}{{ messages[0].content }}",
+    });
+    fs::write(
+        folder.path().join(chat::TOKENIZER_CONFIG),
+        config.to_string(),
+    )
+    .unwrap();
+
+    let tokenizer = Tokenizer::read(&path).unwrap();
+    let text = render(folder.path(), Some("And")).unwrap();
+    assert_eq!(text, format!("{begin}And"));
+    let plain = tokenizer.encode("And").unwrap();
+    assert_eq!(plain[0], 0);
+    assert_eq!(tokenizer.encode_chat(&text).unwrap(), plain);
 }

@@ -1,4 +1,4 @@
-//! Text token by token: the prompt at once, and then one at a time.
+//! Texts token by token: the prompts at once, and then one token of each at a time.
 
 use std::{
     fmt,
@@ -20,10 +20,19 @@ pub enum GenerationError {
     Device(String),
 }
 
-/// How long the two phases took.
+/// A text to go on with.
+pub struct Sequence<'a> {
+    /// Its tokens, of which there must be one.
+    pub prompt: &'a [u32],
+    /// Up to how many follow.
+    pub count: usize,
+    pub sampler: Sampler,
+}
+
+/// How long the two phases took, of all sequences together.
 #[derive(Debug, Clone, Copy)]
 pub struct Speed {
-    /// Tokens of the prompt, and the time to the first token after it.
+    /// Tokens of the prompts, and the time to the first token after them.
     pub prompt: (usize, Duration),
     /// Tokens after that one, and their time.
     pub decode: (usize, Duration),
@@ -45,49 +54,71 @@ impl fmt::Display for Speed {
     }
 }
 
-/// Continues `prompt`, which must have a token, by up to `count` tokens. Gives each to `emit`, and stops
-/// early, without giving it, at a token of `stop`.
+/// Stands before the shorter prompts of a batch, and after texts that have ended; it is never seen.
+const PADDING: u32 = 0;
+
+/// Continues `sequences`, of which there must be one, as a batch. Gives each token, with the number of its
+/// sequence, to `emit`. A sequence ends early, without giving it, at a token of `stop`.
 pub fn generate<B: Backend, E: From<GenerationError>>(
     model: &Llama<B>,
-    prompt: &[u32],
-    count: usize,
+    mut sequences: Vec<Sequence<'_>>,
     stop: &[u32],
-    sampler: &mut Sampler,
-    mut emit: impl FnMut(u32) -> Result<(), E>,
+    mut emit: impl FnMut(usize, u32) -> Result<(), E>,
 ) -> Result<Speed, E> {
-    let mut cache = model.cache();
-    let mut next = |tokens: &[u32]| {
-        let logits = next_logits(model, tokens, &mut cache)?;
-        sampler.choose(&logits).map_err(GenerationError::from)
-    };
+    let lengths = sequences.iter().map(|sequence| sequence.prompt.len());
+    let (read, longest) = (lengths.clone().sum(), lengths.clone().max().unwrap_or(0));
+    let padding: Vec<usize> = lengths.map(|length| longest - length).collect();
+    let mut tokens = Vec::with_capacity(longest * sequences.len());
+    for (sequence, padding) in sequences.iter().zip(&padding) {
+        tokens.resize(tokens.len() + padding, PADDING);
+        tokens.extend(sequence.prompt);
+    }
+    let mut cache = model.padded_cache(padding);
+    let batch = sequences.len();
 
     let start = Instant::now();
-    let mut token = next(prompt)?;
+    let mut logits = next_logits(model, &tokens, batch, &mut cache)?;
     let first = Instant::now();
     let mut decoded = 0;
-    for left in (0..count).rev() {
-        if stop.contains(&token) {
-            break;
+    loop {
+        tokens.clear();
+        let rows = logits.chunks_exact(logits.len() / batch);
+        for (index, (sequence, logits)) in sequences.iter_mut().zip(rows).enumerate() {
+            let mut next = PADDING;
+            if sequence.count > 0 {
+                let token = sequence.sampler.choose(logits);
+                next = token.map_err(GenerationError::from)?;
+                if stop.contains(&next) {
+                    sequence.count = 0;
+                } else {
+                    emit(index, next)?;
+                    sequence.count -= 1;
+                }
+            }
+            tokens.push(next);
         }
-        emit(token)?;
-        if left > 0 {
-            token = next(&[token])?;
-            decoded += 1;
+        let going = sequences.iter().filter(|sequence| sequence.count > 0);
+        match going.count() {
+            0 => break,
+            going => decoded += going,
         }
+        logits = next_logits(model, &tokens, batch, &mut cache)?;
     }
     Ok(Speed {
-        prompt: (prompt.len(), first - start),
+        prompt: (read, first - start),
         decode: (decoded, first.elapsed()),
     })
 }
 
+/// The logits after the last of `tokens`, one sequence of the batch after the other.
 fn next_logits<B: Backend>(
     model: &Llama<B>,
     tokens: &[u32],
+    batch: usize,
     cache: &mut Cache<B>,
 ) -> Result<Vec<f32>, GenerationError> {
     let ids: Vec<i32> = tokens.iter().map(|token| *token as i32).collect();
-    let data = TensorData::new(ids, [1, tokens.len()]);
+    let data = TensorData::new(ids, [batch, tokens.len() / batch]);
     let tokens = Tensor::<B, 2, Int>::from_data(data, &model.device());
     let logits = model.next_logits(tokens, cache);
     let data = logits

@@ -5,6 +5,7 @@
 // Each example uses its own part of this module.
 #![allow(dead_code)]
 
+pub mod chat;
 pub mod checkpoint;
 pub mod config;
 mod elements;
@@ -13,6 +14,7 @@ pub mod model;
 pub mod policy;
 pub mod quantize;
 pub mod sample;
+pub mod shape;
 pub mod tokenizer;
 mod walk;
 

@@ -112,13 +112,24 @@ impl<B: Backend> Llama<B> {
 
     /// The frame of `length` positions from the first.
     pub fn frame(&self, length: usize) -> Frame<B> {
-        self.model.frame(0, length)
+        self.model.frame(0, length, &[])
     }
 
     /// An empty cache for this model.
     pub fn cache(&self) -> Cache<B> {
+        self.padded_cache(Vec::new())
+    }
+
+    /// An empty cache for a batch whose sequences begin with so many tokens each of padding: these have no
+    /// position, and no token sees them.
+    pub fn padded_cache(&self, padding: Vec<usize>) -> Cache<B> {
         Cache {
             length: 0,
+            padding: if padding.iter().all(|tokens| *tokens == 0) {
+                Vec::new()
+            } else {
+                padding
+            },
             layers: self.model.layers.iter().map(|_| LayerCache(None)).collect(),
         }
     }
@@ -156,7 +167,7 @@ impl<B: Backend> Decoder<B> {
 
     fn forward_cached(&self, tokens: Tensor<B, 2, Int>, cache: &mut Cache<B>) -> Tensor<B, 3> {
         let [_, length] = tokens.dims();
-        let frame = self.frame(cache.length, length);
+        let frame = self.frame(cache.length, length, &cache.padding);
         let hidden = self.forward(tokens, &frame, Some(&mut cache.layers));
         cache.length += length;
         hidden
@@ -176,11 +187,12 @@ impl<B: Backend> Decoder<B> {
         self.norm.forward(hidden)
     }
 
-    fn frame(&self, start: usize, length: usize) -> Frame<B> {
+    fn frame(&self, start: usize, length: usize, padding: &[usize]) -> Frame<B> {
         let weight = self.embed_tokens.weight.val();
         Frame::new(
             start,
             length,
+            padding,
             &self.frequencies,
             weight.dtype(),
             &weight.device(),
@@ -273,7 +285,7 @@ impl<B: Backend> Attention<B> {
         let scores = query
             .matmul(key.swap_dims(2, 3))
             .reshape([batch, self.heads, length, seen]);
-        let weights = softmax(frame.hide_later(in_dtype(scores, DType::F32)), 3);
+        let weights = softmax(frame.hide(in_dtype(scores, DType::F32)), 3);
         let mixed = in_dtype(weights, dtype)
             .reshape([batch, self.kv_heads, rows, seen])
             .matmul(value);
@@ -325,50 +337,70 @@ impl<B: Backend> RmsNorm<B> {
     }
 }
 
-/// What a forward pass needs to know of the positions it computes: `start..start + length`.
+/// What a forward pass needs to know of the tokens it computes: `start..start + length` of each sequence.
 pub struct Frame<B: Backend> {
     start: usize,
-    /// Both `[1, 1, length, head_dim]`; the sines of a head's first half are negated.
+    /// Both `[batch, 1, length, head_dim]`, or 1 for a batch without padding; the sines of a head's first
+    /// half are negated.
     cos: Tensor<B, 4>,
     sin: Tensor<B, 4>,
-    /// `[1, 1, length, start + length]`, or None where nothing is to be hidden.
-    later: Option<Tensor<B, 4>>,
+    /// `[batch, 1, length, start + length]`, or 1 as above; None where nothing is to be hidden.
+    hidden: Option<Tensor<B, 4>>,
 }
 
 impl<B: Backend> Frame<B> {
+    /// `padding` is empty, or how many tokens of it each sequence begins with.
     fn new(
         start: usize,
         length: usize,
+        padding: &[usize],
         frequencies: &[f64],
         dtype: DType,
         device: &B::Device,
     ) -> Self {
+        let (end, rows) = (start + length, padding.len().max(1));
         let half = frequencies.len();
         let head_dim = 2 * half;
-        let mut cos = Vec::with_capacity(length * head_dim);
-        let mut sin = Vec::with_capacity(length * head_dim);
-        for position in start..start + length {
-            for at in 0..head_dim {
-                let angle = position as f64 * frequencies[at % half];
-                cos.push(angle.cos() as f32);
-                sin.push(if at < half { -angle.sin() } else { angle.sin() } as f32);
+        let mut cos = Vec::with_capacity(rows * length * head_dim);
+        let mut sin = Vec::with_capacity(rows * length * head_dim);
+        for row in 0..rows {
+            let padding = padding.get(row).copied().unwrap_or(0);
+            for token in start..end {
+                let position = token.saturating_sub(padding);
+                for at in 0..head_dim {
+                    let angle = position as f64 * frequencies[at % half];
+                    cos.push(angle.cos() as f32);
+                    sin.push(if at < half { -angle.sin() } else { angle.sin() } as f32);
+                }
             }
         }
         let table = |values: Vec<f32>| {
-            let data = TensorData::new(values, [1, 1, length, head_dim]);
+            let data = TensorData::new(values, [rows, 1, length, head_dim]);
             Tensor::from_data(data, (device, dtype))
         };
+        let later = (length > 1).then(|| {
+            let shape = [length, end];
+            let later = Tensor::<B, 2, Bool>::tril_mask(shape, start as i64, device);
+            Tensor::<B, 2>::zeros(shape, (device, DType::F32))
+                .mask_fill(later, HIDDEN_SCORE)
+                .unsqueeze::<4>()
+        });
+        let padded = (!padding.is_empty()).then(|| {
+            let score = |hidden: bool| if hidden { HIDDEN_SCORE } else { 0.0 };
+            let scores = padding
+                .iter()
+                .flat_map(|padding| (0..end).map(move |token| score(token < *padding)));
+            let data = TensorData::new(scores.collect(), [rows, 1, 1, end]);
+            Tensor::from_data(data, (device, DType::F32))
+        });
         Self {
             start,
             cos: table(cos),
             sin: table(sin),
-            later: (length > 1).then(|| {
-                let shape = [length, start + length];
-                let later = Tensor::<B, 2, Bool>::tril_mask(shape, start as i64, device);
-                Tensor::<B, 2>::zeros(shape, (device, DType::F32))
-                    .mask_fill(later, HIDDEN_SCORE)
-                    .unsqueeze()
-            }),
+            hidden: match (later, padded) {
+                (Some(later), Some(padded)) => Some(later + padded),
+                (later, padded) => later.or(padded),
+            },
         }
     }
 
@@ -387,10 +419,10 @@ impl<B: Backend> Frame<B> {
         heads * self.cos.clone() + swapped * self.sin.clone()
     }
 
-    /// Keeps each position from seeing later ones.
-    fn hide_later(&self, scores: Tensor<B, 4>) -> Tensor<B, 4> {
-        match &self.later {
-            Some(later) => scores + later.clone(),
+    /// Keeps each token from seeing later ones, and padding.
+    fn hide(&self, scores: Tensor<B, 4>) -> Tensor<B, 4> {
+        match &self.hidden {
+            Some(hidden) => scores + hidden.clone(),
             None => scores,
         }
     }
@@ -399,6 +431,8 @@ impl<B: Backend> Frame<B> {
 /// The keys and values of the positions computed so far.
 pub struct Cache<B: Backend> {
     length: usize,
+    /// Of each sequence of the batch, or empty.
+    padding: Vec<usize>,
     layers: Vec<LayerCache<B>>,
 }
 

@@ -69,7 +69,19 @@ impl Tokenizer {
 
     /// The tokens of a text, with those that the model's tokenizer puts around every text.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
-        let encoding = self.inner.encode_fast(text, true);
+        self.tokens(text, true)
+    }
+
+    /// The tokens of a conversation that a chat template wrote, with the special tokens that it has.
+    pub fn encode_chat(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
+        match self.tokens(text, false)? {
+            tokens if tokens.is_empty() => Err(TokenizerError::NoPrompt),
+            tokens => Ok(tokens),
+        }
+    }
+
+    fn tokens(&self, text: &str, special: bool) -> Result<Vec<u32>, TokenizerError> {
+        let encoding = self.inner.encode_fast(text, special);
         Ok(encoding
             .map_err(|error| TokenizerError::Encode(error.to_string()))?
             .get_ids()

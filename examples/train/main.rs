@@ -36,7 +36,7 @@ use llama::{
     Target,
     checkpoint::{self, Checkpoint, CheckpointError},
     config::{ConfigError, LlamaConfig},
-    generation::{GenerationError, generate},
+    generation::{GenerationError, Sequence, generate},
     model::{Frame, Llama},
     policy::{self, PolicyArgs, PolicyFileError},
     sample::{Sampler, Sampling},
@@ -233,13 +233,16 @@ fn run<T: OffloadTarget>(args: &Args) -> Result<(), TrainError> {
         seed: args.seed,
     };
     let prompt = tokenizer.encode_prompt(&args.prompt, &config)?;
+    let sequence = Sequence {
+        prompt: &prompt[..prompt.len().min(args.seq)],
+        count: SAMPLE.min((args.seq + 1).saturating_sub(prompt.len())),
+        sampler: Sampler::new(sampling),
+    };
     generate(
         &model,
-        &prompt[..prompt.len().min(args.seq)],
-        SAMPLE.min((args.seq + 1).saturating_sub(prompt.len())),
+        vec![sequence],
         &config.eos_token_ids,
-        &mut Sampler::new(sampling),
-        |token| -> Result<(), TrainError> {
+        |_, token| -> Result<(), TrainError> {
             text.push_str(&text_of(token)?);
             Ok(())
         },
