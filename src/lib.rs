@@ -10,7 +10,7 @@ pub mod policy;
 pub mod report;
 pub mod target;
 
-pub use backend::{Offloaded, OffloadedTensor, parameter_scope};
+pub use backend::{Offloaded, OffloadedTensor, optimizer_state_scope, parameter_scope};
 pub use error::OffloadError;
 pub use host::Stats;
 pub use module::{OffloadOptimizer, OffloadedOptimizer, PlaceError, keep_places, load, place};

@@ -22,7 +22,7 @@ use burn::{
 use burn_flex::Flex;
 use burn_offload::{
     ByteSize, OffloadOptimizer, OffloadPolicy, Offloaded, OffloadedOptimizer, Reason, Report,
-    keep_places, place,
+    keep_places, optimizer_state_scope, place,
 };
 
 type B = Offloaded<Flex>;
@@ -411,13 +411,20 @@ fn a_run_goes_on_elsewhere_as_it_would_have() {
 
         configure(second.clone());
         let optimizer = AdamWConfig::new().init().offloaded();
-        let state = Recorder::<AB>::load(&recorder, state, &Default::default()).unwrap();
+        let load = || Recorder::<AB>::load(&recorder, state, &Default::default()).unwrap();
+        let state = optimizer_state_scope(load);
+        let most = second.optimizer_state.map_or(0, |size| size.as_u64());
+        let placed = report().offloaded_state_bytes();
+        assert!(
+            placed <= most && (placed > 0) == (most > 0),
+            "{placed} of {most}"
+        );
+        assert_eq!(report().offloaded_bytes() + report().resident_bytes(), 0);
         let mut optimizer = optimizer.load_record(state);
         let net = Net::<AB>::new(true).load(&middle);
         let (net, tail) = train(net, &mut optimizer, 10..20, |_| ());
         assert!([head, tail].concat() == losses);
         assert!(net.weights() == trained.weights());
-        let most = second.optimizer_state.map_or(0, |size| size.as_u64());
         assert!(report().offloaded_state_bytes() <= most);
         assert_eq!(report().offloaded_state_bytes() > 0, most > 0);
     }

@@ -148,6 +148,45 @@ pub fn parameter_scope<T>(task: impl FnOnce() -> T) -> T {
     scope::run(task).0
 }
 
+/// Runs `task` as [`parameter_scope`] does, but what it makes is an optimizer's state: it goes to host memory
+/// up to the policy's [`optimizer_state`](OffloadPolicy::optimizer_state). For loading an optimizer's record
+/// that the device has no room for.
+///
+/// ```
+/// use burn::{
+///     backend::Autodiff,
+///     nn::{Linear, LinearConfig},
+///     optim::{AdamConfig, GradientsParams, Optimizer},
+///     record::{BinBytesRecorder, FullPrecisionSettings, Recorder},
+///     tensor::Tensor,
+/// };
+/// use burn_flex::Flex;
+/// use burn_offload::{ByteSize, OffloadOptimizer, OffloadPolicy, Offloaded, optimizer_state_scope};
+///
+/// type B = Autodiff<Offloaded<Flex>>;
+/// let device = Default::default();
+/// let policy = OffloadPolicy::host_budget(ByteSize::mib(1)).with_optimizer_state(ByteSize::mib(2));
+/// Offloaded::<Flex>::configure(&device, policy)?;
+/// let recorder = BinBytesRecorder::<FullPrecisionSettings>::default();
+/// # let model = LinearConfig::new(64, 64).with_bias(false).init::<B>(&device);
+/// # let mut optimizer = AdamConfig::new().init::<B, Linear<B>>().offloaded();
+/// # let loss = model.forward(Tensor::<B, 2>::ones([1, 64], &device)).sum();
+/// # let gradients = GradientsParams::from_grads(loss.backward(), &model);
+/// # let model = optimizer.step(1e-3, model, gradients);
+/// let saved: Vec<u8> = Recorder::<B>::record(&recorder, optimizer.to_record(), ())?;
+/// # drop(optimizer);
+///
+/// let optimizer = AdamConfig::new().init::<B, Linear<B>>().offloaded();
+/// let record = optimizer_state_scope(|| Recorder::<B>::load(&recorder, saved, &device))?;
+/// let optimizer = optimizer.load_record(record);
+/// assert_eq!(Offloaded::<Flex>::report(&device).offloaded_state_bytes(), 2 * 64 * 64 * 4);
+/// # drop((model, optimizer));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn optimizer_state_scope<T>(task: impl FnOnce() -> T) -> T {
+    scope::run_for_state(task)
+}
+
 impl<B> Clone for Offloaded<B> {
     fn clone(&self) -> Self {
         Self(PhantomData)

@@ -6,7 +6,10 @@ use std::{
     sync::{Arc, Weak},
 };
 
-use crate::{host::watch, policy::OffloadPolicy};
+use crate::{
+    host::{Role, watch},
+    policy::OffloadPolicy,
+};
 
 use super::slot::Placed;
 
@@ -25,6 +28,8 @@ struct Scopes {
     /// For each open scope the tensors made in it, in order.
     born: Vec<Vec<Weak<dyn Placed>>>,
     directives: Vec<Directive>,
+    /// What is made at this moment.
+    role: Role,
 }
 
 thread_local! {
@@ -54,6 +59,25 @@ pub fn note(tensor: Weak<dyn Placed>) {
 /// The directive in force.
 pub fn directive() -> Option<Directive> {
     SCOPES.with_borrow(|scopes| scopes.directives.last().cloned())
+}
+
+/// What the tensors made in the innermost scope are for.
+pub fn role() -> Role {
+    SCOPES.with_borrow(|scopes| scopes.role)
+}
+
+/// Runs `task` in a scope for an optimizer's state.
+pub fn run_for_state<T>(task: impl FnOnce() -> T) -> T {
+    struct Back(Role);
+    impl Drop for Back {
+        fn drop(&mut self) {
+            SCOPES.with_borrow_mut(|scopes| scopes.role = self.0);
+        }
+    }
+    let state = Role::OptimizerState;
+    let before = SCOPES.with_borrow_mut(|scopes| std::mem::replace(&mut scopes.role, state));
+    let _back = Back(before);
+    run(task).0
 }
 
 /// Runs `task` in a parameter scope, then settles the tensors that outlive it. Returns the bytes that

@@ -168,28 +168,31 @@ impl<B: OffloadTarget, K: Kind<B>> Slot<B, K> {
             // Data that is not of its own shape is the wrapped backend's to refuse.
             return Err(Returned::new(data, Declined::default()));
         };
-        let (name, policy) = orders(&state);
+        let orders = Orders::now(&state);
         let bytes = data.bytes.len() as u64;
-        let admission = admit(&state, bytes, |used| {
-            policy.decide(name.as_deref(), bytes, used)
-        });
-        let Admission { decision, charge } = admission;
-        if decision.placement == Placement::Resident {
-            let declined = Declined::new(name, decision, charge);
-            return Err(Returned::new(data, declined));
+        let Admission { decision, charge } = orders.admit(&state, bytes);
+        let mut record = orders.record(&layout, bytes, decision, None);
+        if record.decision.placement == Placement::Resident {
+            return Err(Returned::new(data, Declined::new(record, Some(charge))));
         }
         let buffer = match fill(&state, &data.bytes, charge) {
             Ok(buffer) => buffer,
             Err(refused) => {
-                warn_refused(name.as_deref(), bytes, &refused);
-                let declined = Declined::refused(name, decision, refused.to_string());
-                return Err(Returned::new(data, declined));
+                warn_refused(orders.name.as_deref(), bytes, &refused);
+                record.refused = Some(refused.to_string());
+                return Err(Returned::new(data, Declined::new(record, None)));
             }
         };
-        let record = record_of(&layout, bytes, name, decision, Some(buffer.kind()));
+        record.memory = Some(buffer.kind());
         let hosted = Hosted::new(buffer, layout.clone(), data.dtype, device.clone());
         let entry = state.ledger.open(record);
-        Ok(Self::offloaded(layout, device, hosted, entry, policy))
+        Ok(Self::offloaded(
+            layout,
+            device,
+            hosted,
+            entry,
+            orders.policy,
+        ))
     }
 
     /// A parameter whose bytes lie in a file, put where `decision` says, if the budget still has room
@@ -234,7 +237,8 @@ impl<B: OffloadTarget, K: Kind<B>> Slot<B, K> {
                 B::release_uploads(device);
             }
             let slot = Self::resident(tensor);
-            slot.declined(Declined::new(Some(name.into()), decision, charge));
+            let record = record_of(&slot.layout, bytes, Some(name.into()), decision, None);
+            slot.declined(Declined::new(record, Some(charge)));
             return Ok(slot);
         }
         let allocator = state.host().allocator;
@@ -268,10 +272,9 @@ impl<B: OffloadTarget, K: Kind<B>> Slot<B, K> {
 
     /// Opens the books for a resident slot, with what kept it from the host.
     pub fn declined(&self, declined: Declined) {
-        if let (Some(decision), Some(state)) = (declined.decision, DeviceState::get(&self.device)) {
-            let mut record = record_of(&self.layout, self.bytes(), declined.name, decision, None);
+        if let (Some(mut record), Some(state)) = (declined.record, DeviceState::get(&self.device)) {
+            record.bytes = self.bytes();
             record.decision.placement = Placement::Resident;
-            record.refused = declined.refused;
             // Only a slot that nobody else has seen is declined.
             self.entry
                 .get_or_init(|| Arc::new(state.ledger.open(record)));
@@ -606,12 +609,12 @@ impl<B: OffloadTarget, K: Kind<B>> Placed for Slot<B, K> {
         if self.entry.get().is_some() {
             return 0;
         }
-        let (name, policy) = orders(&state);
+        let orders = Orders::now(&state);
         let Place::Resident(tensor) = self.place() else {
             return 0;
         };
         let open = |decision: Decision, bytes| {
-            let mut record = record_of(&self.layout, bytes, name.clone(), decision, None);
+            let mut record = orders.record(&self.layout, bytes, decision, None);
             record.decision.placement = Placement::Resident;
             self.entry
                 .get_or_init(|| Arc::new(state.ledger.open(record)));
@@ -621,20 +624,14 @@ impl<B: OffloadTarget, K: Kind<B>> Placed for Slot<B, K> {
             Ok(outgoing) => outgoing,
             Err(err) => {
                 let bytes = self.layout.bytes();
-                open(
-                    policy.decide(name.as_deref(), bytes, state.ledger.used()),
-                    bytes,
-                );
+                open(orders.decide(bytes, state.ledger.used()), bytes);
                 let reason = err.to_string();
                 self.entry(&state).update(|r| r.refused = Some(reason));
-                warn_refused(name.as_deref(), bytes, &err);
+                warn_refused(orders.name.as_deref(), bytes, &err);
                 return 0;
             }
         };
-        let admission = admit(&state, bytes, |used| {
-            policy.decide(name.as_deref(), bytes, used)
-        });
-        let Admission { decision, charge } = admission;
+        let Admission { decision, charge } = orders.admit(&state, bytes);
         if decision.placement == Placement::Resident {
             open(decision, bytes);
             return 0;
@@ -645,10 +642,11 @@ impl<B: OffloadTarget, K: Kind<B>> Placed for Slot<B, K> {
             reason: Reason::Unnamed,
         };
         open(waiting, bytes);
+        let policy = orders.policy.clone();
         match self.offload(&state, outgoing, charge, decision, policy) {
             Ok(()) => bytes,
             Err(err) => {
-                warn_refused(name.as_deref(), bytes, &err);
+                warn_refused(orders.name.as_deref(), bytes, &err);
                 0
             }
         }
@@ -808,29 +806,16 @@ enum Outgoing<T> {
 /// Why new host data was not taken in: what the books are told once the tensor is on the device.
 #[derive(Default)]
 pub struct Declined {
-    name: Option<String>,
-    decision: Option<Decision>,
-    refused: Option<String>,
+    record: Option<Record>,
     /// Its bytes on the device, until they are in the books.
     _charge: Option<Charge>,
 }
 
 impl Declined {
-    fn new(name: Option<String>, decision: Decision, charge: Charge) -> Self {
+    fn new(record: Record, charge: Option<Charge>) -> Self {
         Self {
-            name,
-            decision: Some(decision),
-            refused: None,
-            _charge: Some(charge),
-        }
-    }
-
-    fn refused(name: Option<String>, decision: Decision, refused: String) -> Self {
-        Self {
-            name,
-            decision: Some(decision),
-            refused: Some(refused),
-            _charge: None,
+            record: Some(record),
+            _charge: charge,
         }
     }
 }
@@ -845,11 +830,48 @@ fn read_data<B: OffloadTarget, K: Kind<B>>(
     })
 }
 
-/// The name and the policy for what is allocated now.
-fn orders(state: &DeviceState) -> (Option<String>, Arc<OffloadPolicy>) {
-    match scope::directive() {
-        Some(directive) => (directive.name, directive.policy),
-        None => (None, state.policy()),
+/// What holds for what is allocated now.
+struct Orders {
+    name: Option<String>,
+    policy: Arc<OffloadPolicy>,
+    role: Role,
+}
+
+impl Orders {
+    fn now(state: &DeviceState) -> Self {
+        let role = scope::role();
+        match scope::directive() {
+            Some(Directive { name, policy }) => Self { name, policy, role },
+            None => Self {
+                name: None,
+                policy: state.policy(),
+                role,
+            },
+        }
+    }
+
+    fn admit(&self, state: &DeviceState, bytes: u64) -> Admission {
+        match self.role {
+            Role::Parameter => admit(state, bytes, |used| self.decide(bytes, used)),
+            Role::OptimizerState => admit_state(state, bytes, &self.policy),
+        }
+    }
+
+    fn decide(&self, bytes: u64, used: Used) -> Decision {
+        self.policy.decide(self.name.as_deref(), bytes, used)
+    }
+
+    fn record(
+        &self,
+        layout: &Layout,
+        bytes: u64,
+        decision: Decision,
+        memory: Option<MemoryKind>,
+    ) -> Record {
+        Record {
+            role: self.role,
+            ..record_of(layout, bytes, self.name.clone(), decision, memory)
+        }
     }
 }
 

@@ -9,7 +9,7 @@ use burn_std::quantization::QuantAcc;
 use crate::{
     access::{Reading, Reuse},
     error::OffloadError,
-    host::{FileSlice, Op},
+    host::{FileSlice, Op, Role},
     target::{Kind, Layout, OffloadTarget, Quantized, View},
 };
 
@@ -356,7 +356,7 @@ fn watching<D: Device>(device: &D, made: Option<u64>) -> Option<Arc<DeviceState>
         return None;
     }
     DeviceState::get(device).filter(|state| {
-        in_scope
+        in_scope && (scope::role() == Role::Parameter || state.policy().optimizer_state.is_some())
             || state.offloads_everything()
             || made.is_some_and(|bytes| state.takes_unscoped(bytes))
     })
