@@ -1,6 +1,8 @@
 //! `Offloaded<B>`: Burn's backend, over another one.
 
 pub(crate) mod convert;
+#[cfg(all(test, feature = "flex"))]
+mod faults;
 mod ops;
 mod scope;
 mod seat;
