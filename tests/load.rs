@@ -3,9 +3,9 @@
 use std::{fs, path::Path};
 
 use burn::{
-    module::Module,
+    module::{Module, Param, ParamId},
     nn::{Linear, LinearConfig, LinearLayout, RmsNorm, RmsNormConfig},
-    tensor::{DType, Tensor, TensorData, backend::Backend},
+    tensor::{Bool, DType, Int, Tensor, TensorData, backend::Backend},
 };
 use burn_autodiff::Autodiff;
 use burn_flex::Flex;
@@ -445,4 +445,95 @@ fn shards_are_one_checkpoint_and_an_index_that_is_wrong_is_a_named_error() {
     assert!(matches!(found, LoadError::NotInShard { .. }), "{found}");
     let found = index(&map(json!({"fc.bias": "b.safetensors"}))).unwrap_err();
     assert!(matches!(found, LoadError::NotInIndex { .. }), "{found}");
+}
+
+/// Every kind of parameter that a file can have, and one that two fields share.
+#[derive(Module, Debug)]
+struct Kinds<B: Backend> {
+    ids: Param<Tensor<B, 1, Int>>,
+    mask: Param<Tensor<B, 2, Bool>>,
+    table: Param<Tensor<B, 2>>,
+    head: Param<Tensor<B, 2>>,
+}
+
+fn kinds<B: Backend>() -> Kinds<B> {
+    let device = Default::default();
+    let table = Param::from_tensor(Tensor::zeros([2, 3], &device));
+    Kinds {
+        ids: Param::initialized(ParamId::new(), Tensor::zeros([4], &device)),
+        mask: Param::initialized(
+            ParamId::new(),
+            Tensor::<B, 2, Int>::zeros([2, 2], &device).bool(),
+        ),
+        head: table.clone(),
+        table,
+    }
+}
+
+#[test]
+fn integers_booleans_and_tied_parameters_are_loaded_and_placed() {
+    let folder = tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    let ids: Vec<u8> = [7i32, -1, 0, 5]
+        .iter()
+        .flat_map(|x| x.to_le_bytes())
+        .collect();
+    let (mask, table) = ([1u8, 0, 0, 1], bytes(&WEIGHT[..6]));
+    let view = |dtype, shape: &[usize], data| TensorView::new(dtype, shape.to_vec(), data).unwrap();
+    let mut tensors = vec![
+        ("ids", view(Dtype::I32, &[4], &ids)),
+        ("mask", view(Dtype::BOOL, &[2, 2], &mask)),
+        ("table", view(Dtype::F32, &[2, 3], &table)),
+    ];
+    let other = bytes(&WEIGHT[3..]);
+    for head in [Some(&other), Some(&table), None] {
+        tensors.truncate(3);
+        tensors.extend(head.map(|head| ("head", view(Dtype::F32, &[2, 3], head))));
+        let tied = head != Some(&other);
+        safetensors::serialize_to_file(tensors.clone(), None, &path).unwrap();
+        let checkpoint = Checkpoint::open(&path).unwrap();
+        for (policy, place) in [
+            (all(), Placement::Offloaded),
+            (OffloadPolicy::nothing(), Placement::Resident),
+        ] {
+            let loaded = Loader::new(&checkpoint)
+                .with_convention(Convention::Burn)
+                .load(kinds::<B>(), "", &policy);
+            let (module, report) = loaded.unwrap();
+            assert!(
+                report
+                    .parameters
+                    .iter()
+                    .all(|p| p.decision.placement == place),
+                "{report}"
+            );
+            // The bytes of the two are counted once where they are the same.
+            assert_eq!(
+                report.offloaded_bytes() + report.resident_bytes(),
+                16 + 4 + 24 + if tied { 0 } else { 24 },
+                "{report}"
+            );
+            let head = report
+                .parameters
+                .iter()
+                .find(|p| p.name.as_deref() == Some("head"));
+            let shares = head.and_then(|head| head.shares.as_deref());
+            assert_eq!(shares, tied.then_some("table"), "{report}");
+            let ids = module.ids.val().into_data();
+            assert_eq!(ids.iter::<i32>().collect::<Vec<_>>(), [7, -1, 0, 5]);
+            let mask = module.mask.val().into_data();
+            assert_eq!(
+                mask.iter::<bool>().collect::<Vec<_>>(),
+                [true, false, false, true]
+            );
+            let table = TensorData::new(WEIGHT[..6].to_vec(), [2, 3]);
+            assert_eq!(module.table.val().into_data(), table);
+            let head = if tied {
+                table
+            } else {
+                TensorData::new(WEIGHT[3..].to_vec(), [2, 3])
+            };
+            assert_eq!(module.head.val().into_data(), head);
+        }
+    }
 }

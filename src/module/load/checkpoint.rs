@@ -56,6 +56,15 @@ impl Stored {
         self.file.slice(self.tensor.bytes.clone())
     }
 
+    /// Whether the other tensor has the same type, shape and bytes.
+    pub fn is_same(&self, other: &Self) -> Result<bool, FileError> {
+        let (mine, theirs) = (&self.tensor, &other.tensor);
+        if mine.dtype != theirs.dtype || mine.shape != theirs.shape {
+            return Ok(false);
+        }
+        Ok(self.slice()?.bytes() == other.slice()?.bytes())
+    }
+
     /// The file.
     pub fn path(&self) -> PathBuf {
         self.file.path().to_owned()

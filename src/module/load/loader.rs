@@ -1,6 +1,6 @@
 use std::{
     any::Any,
-    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashMap},
     fmt,
     sync::Arc,
 };
@@ -161,7 +161,7 @@ impl<'a> Loader<'a> {
             walk: Walk::default(),
             prefix: prefix.to_string(),
             wanted: Vec::new(),
-            seen: HashSet::new(),
+            seen: HashMap::new(),
             used: BTreeSet::new(),
             error: None,
         };
@@ -312,7 +312,7 @@ struct Wanted<D> {
 
 enum Source {
     File(Stored),
-    /// The parameter of the same id that came before: the file has it once.
+    /// The parameter of the same id that came before: the file has it once, or twice with the same bytes.
     Tied,
 }
 
@@ -323,7 +323,8 @@ struct Survey<'a, B: Backend> {
     walk: Walk,
     prefix: String,
     wanted: Vec<Wanted<B::Device>>,
-    seen: HashSet<ParamId>,
+    /// The file's tensor of a parameter, and whether it is turned.
+    seen: HashMap<ParamId, (Stored, bool)>,
     used: BTreeSet<String>,
     error: Option<LoadError>,
 }
@@ -373,15 +374,8 @@ impl<B: OffloadBackend> Survey<'_, B> {
             self.tensors.get_key_value(&other)
         });
         let Some((key, stored)) = stored else {
-            if self.seen.contains(&id) {
-                self.wanted.push(Wanted {
-                    name: self.full(&name),
-                    source: Source::Tied,
-                    turned: false,
-                    dtype: DType::F32,
-                    bytes: 0,
-                    device,
-                });
+            if self.seen.contains_key(&id) {
+                self.tie(&name, device);
                 return Ok(());
             }
             return Err(LoadError::Missing {
@@ -427,7 +421,15 @@ impl<B: OffloadBackend> Survey<'_, B> {
                 wanted: expected,
             });
         }
-        self.seen.insert(id);
+        if let Some((first, first_turned)) = self.seen.get(&id) {
+            // Some exporters write a tied parameter under each of its names.
+            if *first_turned == turned && stored.is_same(first)? {
+                self.tie(&name, device);
+                return Ok(());
+            }
+        } else {
+            self.seen.insert(id, (stored.clone(), turned));
+        }
         self.wanted.push(Wanted {
             turned,
             dtype: to,
@@ -437,6 +439,19 @@ impl<B: OffloadBackend> Survey<'_, B> {
             device,
         });
         Ok(())
+    }
+}
+
+impl<B: OffloadBackend> Survey<'_, B> {
+    fn tie(&mut self, name: &str, device: B::Device) {
+        self.wanted.push(Wanted {
+            name: self.full(name),
+            source: Source::Tied,
+            turned: false,
+            dtype: DType::F32,
+            bytes: 0,
+            device,
+        });
     }
 }
 
