@@ -79,6 +79,10 @@ pub struct Args {
     #[arg(long, value_enum, value_name = "BITS")]
     pub quantize: Option<Bits>,
 
+    /// Draw where each layer's parameters are, as SVG
+    #[arg(long, value_name = "FILE")]
+    pub picture: Option<PathBuf>,
+
     #[command(flatten)]
     pub policy: PolicyArgs,
 }

@@ -34,6 +34,7 @@ use llama::{
     config::LlamaConfig,
     generation::{GenerationError, Sequence, generate},
     model::Llama,
+    picture::{self, PictureError},
     policy::PolicyFileError,
     quantize::quantize,
     sample::Sampler,
@@ -70,6 +71,8 @@ enum GenerateError {
     },
     #[error("{dtype:?} cannot be computed in on this device: {why}")]
     DType { dtype: FloatDType, why: String },
+    #[error(transparent)]
+    Picture(#[from] PictureError),
     #[error("cannot write the text: {0}")]
     Output(#[from] io::Error),
 }
@@ -317,6 +320,9 @@ fn continue_prompts<T: OffloadTarget>(
     }
     let report = Offloaded::<T>::report(&model.device());
     writeln!(out, "\n\n{speed}\n\n{report}")?;
+    if let Some(path) = &args.picture {
+        picture::draw(&report, speed.step(), path)?;
+    }
     Ok(())
 }
 

@@ -36,6 +36,16 @@ pub struct Speed {
     pub prompt: (usize, Duration),
     /// Tokens after that one, and their time.
     pub decode: (usize, Duration),
+    /// How often the model was run for them.
+    pub steps: usize,
+}
+
+impl Speed {
+    /// The seconds that a step of decoding took; none if there was none.
+    pub fn step(&self) -> Option<f64> {
+        let steps = (self.steps > 0).then_some(self.steps as f64);
+        steps.map(|steps| self.decode.1.as_secs_f64() / steps)
+    }
 }
 
 impl fmt::Display for Speed {
@@ -79,7 +89,7 @@ pub fn generate<B: Backend, E: From<GenerationError>>(
     let start = Instant::now();
     let mut logits = next_logits(model, &tokens, batch, &mut cache)?;
     let first = Instant::now();
-    let mut decoded = 0;
+    let (mut decoded, mut steps) = (0, 0);
     loop {
         tokens.clear();
         let rows = logits.chunks_exact(logits.len() / batch);
@@ -103,10 +113,12 @@ pub fn generate<B: Backend, E: From<GenerationError>>(
             going => decoded += going,
         }
         logits = next_logits(model, &tokens, batch, &mut cache)?;
+        steps += 1;
     }
     Ok(Speed {
         prompt: (read, first - start),
         decode: (decoded, first.elapsed()),
+        steps,
     })
 }
 

@@ -11,6 +11,7 @@ pub mod config;
 mod elements;
 pub mod generation;
 pub mod model;
+pub mod picture;
 pub mod policy;
 pub mod quantize;
 pub mod sample;
