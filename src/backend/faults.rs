@@ -122,7 +122,7 @@ fn life<B: AutodiffBackend<Device = FlexDevice>, O: Optimizer<Net<B>, B>>(
     optimizer: impl Fn() -> O,
     place: impl Fn(Net<B>) -> Net<B>,
 ) -> Vec<TensorData> {
-    let device = B::Device::default();
+    let device = FlexDevice;
     let recorder = BinBytesRecorder::<FullPrecisionSettings>::default();
     let load = |bytes: Vec<u8>| {
         let record = Recorder::<B>::load(&recorder, bytes, &device);
@@ -160,7 +160,7 @@ fn life<B: AutodiffBackend<Device = FlexDevice>, O: Optimizer<Net<B>, B>>(
 
 #[test]
 fn every_refusal_in_turn_leaves_results_right_and_the_books_whole() {
-    let device = FlexDevice::default();
+    let device = FlexDevice;
     let start = Net::<Flex>::new(&device);
     start.forward(0);
     let recorder = BinBytesRecorder::<FullPrecisionSettings>::default();
