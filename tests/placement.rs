@@ -735,3 +735,25 @@ fn threads_share_an_offloaded_model() {
         }
     });
 }
+
+#[test]
+fn an_embedding_is_the_first_to_be_offloaded_where_that_is_spread() {
+    #[derive(Module, Debug)]
+    struct Tagger<B: Backend> {
+        layers: Vec<Linear<B>>,
+        tokens: Embedding<B>,
+    }
+    let _alone = alone();
+    let device = Default::default();
+    let linear = || LinearConfig::new(8, 8).with_bias(false).init::<B>(&device);
+    let tagger = Tagger {
+        layers: (0..3).map(|_| linear()).collect(),
+        tokens: EmbeddingConfig::new(10, 8).init(&device),
+    };
+    let policy = OffloadPolicy::host_budget(ByteSize::b((10 * 8 + 8 * 8) * 4));
+    let (_tagger, report) = place(tagger, "", &policy.with_order(Order::Spread)).unwrap();
+    let offloaded = report.parameters.iter();
+    let offloaded = offloaded.filter(|p| p.decision.placement == Placement::Offloaded);
+    let names: Vec<_> = offloaded.filter_map(|p| p.name.as_deref()).collect();
+    assert_eq!(names, ["layers.0.weight", "tokens.weight"]);
+}

@@ -138,10 +138,7 @@ impl<B: OffloadBackend> Survey<B> {
 
     /// Checks the policy against the names, and opens the devices.
     fn prepare(&self, policy: &OffloadPolicy) -> Result<(), OffloadError> {
-        let names = self.names.iter().map(|name| ParamInfo {
-            name: name.clone(),
-            bytes: 0,
-        });
+        let names = self.names.iter().map(|name| ParamInfo::new(name, 0));
         policy.plan(&names.collect::<Vec<_>>(), Used::default())?;
         for device in &self.devices {
             if DeviceState::get(device).is_none() {
@@ -163,8 +160,8 @@ impl<B: OffloadBackend> Survey<B> {
 }
 
 impl<B: OffloadBackend> ModuleVisitor<B> for Survey<B> {
-    fn enter_module(&mut self, name: &str, _container: &str) {
-        self.path.enter(name);
+    fn enter_module(&mut self, name: &str, container: &str) {
+        self.path.enter(name, container);
     }
     fn exit_module(&mut self, _name: &str, _container: &str) {
         self.path.exit();
@@ -193,6 +190,8 @@ struct Placer<B: Backend> {
 struct Found {
     name: String,
     slot: Arc<dyn Placed>,
+    /// Whether operations read some rows of it at a time.
+    by_rows: bool,
     /// Whether the same slot came before, under another name.
     again: bool,
 }
@@ -223,7 +222,7 @@ impl<B: OffloadBackend> Placer<B> {
         inner: fn(T) -> OffloadedTensor<B::Target, K>,
         outer: impl FnOnce(OffloadedTensor<B::Target, K>) -> T,
     ) -> T {
-        let name = self.path.name();
+        let (name, by_rows) = (self.path.name(), self.path.is_read_by_rows());
         let mine = inner(tensor.clone());
         let seen = self.seen.entry(id).or_default();
         let twin = seen.iter().find_map(|seen| {
@@ -241,6 +240,7 @@ impl<B: OffloadBackend> Placer<B> {
             self.found.push(Found {
                 name,
                 slot,
+                by_rows,
                 again: true,
             });
             return tensor;
@@ -255,7 +255,12 @@ impl<B: OffloadBackend> Placer<B> {
         });
         // A slot can have several ids, where a parameter was cloned into one of a new id.
         let again = self.found.iter().any(|f| Arc::ptr_eq(&f.slot, &slot));
-        self.found.push(Found { name, slot, again });
+        self.found.push(Found {
+            name,
+            slot,
+            by_rows,
+            again,
+        });
         tensor
     }
 
@@ -298,10 +303,7 @@ impl<B: OffloadBackend> Placer<B> {
                 };
                 *side = side.saturating_sub(bytes);
             }
-            params.push(ParamInfo {
-                name: found.name.clone(),
-                bytes,
-            });
+            params.push(ParamInfo::new(&found.name, bytes).with_rows(found.by_rows));
         }
         // What is on its way back to the system is free by the time it is needed.
         used.offloaded = used
@@ -365,8 +367,8 @@ impl<B: OffloadBackend> Placer<B> {
 }
 
 impl<B: OffloadBackend> ModuleMapper<B> for Placer<B> {
-    fn enter_module(&mut self, name: &str, _container: &str) {
-        self.path.enter(name);
+    fn enter_module(&mut self, name: &str, container: &str) {
+        self.path.enter(name, container);
     }
     fn exit_module(&mut self, _name: &str, _container: &str) {
         self.path.exit();

@@ -30,7 +30,8 @@ pub enum Order {
     /// Offloaded parameters are spread over the depth of the model, so that the transfer of each
     /// can hide behind the computing of the resident layers before it.
     ///
-    /// Layers are visited in van der Corput (bit-reversed) order: of eight, 0, 4, 2, 6, 1, 5, 3, 7.
+    /// Embeddings, of which some rows are read at a time, come before all: in host memory they cost next to
+    /// nothing. The other layers are visited in van der Corput (bit-reversed) order: of eight, 0, 4, 2, 6, 1, 5, 3, 7.
     /// Any first few of them are spread evenly. Within a layer, the module's order holds. With a
     /// host budget this is the order of offloading; with a device budget, parameters are considered
     /// for staying in the reverse of it.
@@ -57,7 +58,8 @@ impl Order {
                 for (position, layer) in van_der_corput(layers).into_iter().enumerate() {
                     rank[layer] = position;
                 }
-                indices.sort_by_key(|&i| rank[layer_of[i]]);
+                // None comes first.
+                indices.sort_by_key(|&i| layer_of[i].map(|layer| rank[layer]));
                 if side == Side::Device {
                     indices.reverse();
                 }
@@ -67,14 +69,15 @@ impl Order {
     }
 }
 
-/// The layer number of each parameter, by first appearance, and how many layers there are.
-fn number_layers(params: &[&ParamInfo]) -> (Vec<usize>, usize) {
+/// The layer number of each parameter, by first appearance, and how many layers there are. Parameters that
+/// are read by rows are in none.
+fn number_layers(params: &[&ParamInfo]) -> (Vec<Option<usize>>, usize) {
     let mut numbers = HashMap::new();
     let layer_of = params
         .iter()
         .map(|param| {
             let next = numbers.len();
-            *numbers.entry(layer(&param.name)).or_insert(next)
+            (!param.by_rows).then(|| *numbers.entry(layer(&param.name)).or_insert(next))
         })
         .collect();
     (layer_of, numbers.len())
@@ -150,10 +153,7 @@ mod tests {
 
     fn params(list: &[(&str, u64)]) -> Vec<ParamInfo> {
         list.iter()
-            .map(|&(name, bytes)| ParamInfo {
-                name: name.to_owned(),
-                bytes,
-            })
+            .map(|&(name, bytes)| ParamInfo::new(name, bytes))
             .collect()
     }
 
@@ -178,6 +178,21 @@ mod tests {
         ] {
             assert_eq!(order.visit(side, &refs), expected, "{order:?} {side:?}");
         }
+    }
+
+    #[test]
+    fn tables_are_offloaded_before_all_and_stay_after_all() {
+        let mut params = params(&[
+            ("layers.0.a", 1),
+            ("layers.1.a", 1),
+            ("layers.2.a", 1),
+            ("tokens.w", 5),
+        ]);
+        params[3].by_rows = true;
+        let refs: Vec<_> = params.iter().collect();
+        assert_eq!(Order::Spread.visit(Side::Host, &refs), [3, 0, 1, 2]);
+        assert_eq!(Order::Spread.visit(Side::Device, &refs), [2, 1, 0, 3]);
+        assert_eq!(Order::Module.visit(Side::Host, &refs), [0, 1, 2, 3]);
     }
 
     proptest! {

@@ -32,11 +32,33 @@ impl Used {
 
 /// A parameter to be placed.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ParamInfo {
     /// Its dotted path in the module.
     pub name: String,
     /// Its size.
     pub bytes: u64,
+    /// Whether operations read some rows of it at a time, as those of an embedding do: in host memory it
+    /// costs next to nothing.
+    pub by_rows: bool,
+}
+
+impl ParamInfo {
+    /// A parameter that operations read as a whole.
+    pub fn new(name: impl Into<String>, bytes: u64) -> Self {
+        Self {
+            name: name.into(),
+            bytes,
+            by_rows: false,
+        }
+    }
+
+    /// Sets [`by_rows`](Self::by_rows).
+    #[must_use]
+    pub fn with_rows(mut self, by_rows: bool) -> Self {
+        self.by_rows = by_rows;
+        self
+    }
 }
 
 /// Where a parameter's bytes live.
@@ -316,7 +338,7 @@ impl OffloadPolicy {
     /// use burn_offload::{ByteSize, OffloadPolicy, ParamInfo, Used};
     ///
     /// let params = [("embed.weight", 40), ("layers.0.up", 30), ("layers.1.up", 30)]
-    ///     .map(|(name, bytes)| ParamInfo { name: name.into(), bytes });
+    ///     .map(|(name, bytes)| ParamInfo::new(name, bytes));
     /// let policy = OffloadPolicy::device_budget(ByteSize::b(80)).with_keep(["layers.1"]);
     /// let plan: Vec<_> = policy
     ///     .plan(&params, Used::default())?
@@ -399,10 +421,7 @@ mod tests {
 
     fn params(list: &[(&str, u64)]) -> Vec<ParamInfo> {
         list.iter()
-            .map(|&(name, bytes)| ParamInfo {
-                name: name.to_owned(),
-                bytes,
-            })
+            .map(|&(name, bytes)| ParamInfo::new(name, bytes))
             .collect()
     }
 
@@ -832,7 +851,7 @@ mod tests {
             .prop_map(|(list, (offloaded, resident), order, keep, select)| {
                 let params: Vec<_> = list
                     .into_iter()
-                    .map(|(name, bytes)| ParamInfo { name, bytes })
+                    .map(|(name, bytes)| ParamInfo::new(name, bytes))
                     .collect();
                 let matched = |selectors: Vec<String>| {
                     selectors

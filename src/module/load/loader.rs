@@ -158,7 +158,7 @@ impl<'a> Loader<'a> {
         let mut survey = Survey::<B> {
             loader: &self,
             tensors: &tensors,
-            walk: Walk::default(),
+            walk: Path::new(""),
             prefix: prefix.to_string(),
             wanted: Vec::new(),
             seen: HashMap::new(),
@@ -275,29 +275,6 @@ fn regex(pattern: &str) -> Result<Regex, LoadError> {
     })
 }
 
-/// Where a walk through a module is: each step's name, and the type it is a field of.
-#[derive(Default)]
-struct Walk(Vec<(String, String)>);
-
-impl Walk {
-    fn enter(&mut self, name: &str, container: &str) {
-        self.0.push((name.into(), container.into()));
-    }
-
-    fn exit(&mut self) {
-        self.0.pop();
-    }
-
-    fn name(&self) -> String {
-        let names: Vec<&str> = self.0.iter().map(|(name, _)| name.as_str()).collect();
-        names.join(".")
-    }
-
-    fn container(&self) -> &str {
-        self.0.last().map_or("", |(_, container)| container)
-    }
-}
-
 /// One parameter, and what it is to become.
 struct Wanted<D> {
     /// Its path, under the prefix that the policy sees.
@@ -307,6 +284,7 @@ struct Wanted<D> {
     turned: bool,
     dtype: DType,
     bytes: u64,
+    by_rows: bool,
     device: D,
 }
 
@@ -320,7 +298,7 @@ enum Source {
 struct Survey<'a, B: Backend> {
     loader: &'a Loader<'a>,
     tensors: &'a BTreeMap<String, Stored>,
-    walk: Walk,
+    walk: Path,
     prefix: String,
     wanted: Vec<Wanted<B::Device>>,
     /// The file's tensor of a parameter, and whether it is turned.
@@ -332,7 +310,7 @@ struct Survey<'a, B: Backend> {
 impl<B: OffloadBackend> Survey<'_, B> {
     fn full(&self, name: &str) -> String {
         let mut path = Path::new(&self.prefix);
-        path.enter(name);
+        path.enter(name, self.walk.container());
         path.name()
     }
 
@@ -436,6 +414,7 @@ impl<B: OffloadBackend> Survey<'_, B> {
             bytes: shape.num_elements() as u64 * to.size() as u64,
             source: Source::File(stored.clone()),
             name: self.full(&name),
+            by_rows: self.walk.is_read_by_rows(),
             device,
         });
         Ok(())
@@ -450,6 +429,7 @@ impl<B: OffloadBackend> Survey<'_, B> {
             turned: false,
             dtype: DType::F32,
             bytes: 0,
+            by_rows: false,
             device,
         });
     }
@@ -503,9 +483,14 @@ fn plan<B: OffloadBackend>(
             .collect();
         let params: Vec<ParamInfo> = here
             .iter()
-            .map(|at| ParamInfo {
-                name: wanted[*at].name.clone(),
-                bytes: wanted[*at].bytes,
+            .map(|at| {
+                let Wanted {
+                    name,
+                    bytes,
+                    by_rows,
+                    ..
+                } = &wanted[*at];
+                ParamInfo::new(name, *bytes).with_rows(*by_rows)
             })
             .collect();
         let mut used = state.ledger.used();
