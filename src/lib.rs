@@ -1,5 +1,7 @@
 #![doc = include_str!("../README.md")]
 #![deny(missing_docs)]
+// Where it is needed it is allowed, module by module.
+#![deny(unsafe_code)]
 
 mod access;
 mod backend;

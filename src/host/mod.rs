@@ -5,7 +5,9 @@
 //! Every byte is charged to the device's [`Ledger`] until it is really given back.
 
 mod buffer;
+#[allow(unsafe_code)]
 mod bytes;
+#[allow(unsafe_code)]
 mod file;
 mod ledger;
 mod op;

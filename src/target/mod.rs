@@ -8,6 +8,7 @@ mod kind;
 mod portable;
 
 #[cfg(feature = "cuda")]
+#[allow(unsafe_code)]
 pub mod cuda;
 
 use std::sync::Arc;

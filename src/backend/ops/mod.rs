@@ -8,6 +8,7 @@ mod activation;
 mod bool;
 mod convert;
 #[cfg(feature = "distributed")]
+#[allow(unsafe_code)]
 mod distributed;
 mod float;
 mod int;
