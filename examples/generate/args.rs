@@ -83,6 +83,10 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     pub picture: Option<PathBuf>,
 
+    /// Write a timeline of what offloading does, in Chrome's format: Perfetto opens it
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
+
     #[command(flatten)]
     pub policy: PolicyArgs,
 }

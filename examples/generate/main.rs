@@ -33,6 +33,7 @@ use llama::{
     checkpoint::{Checkpoint, CheckpointError},
     config::LlamaConfig,
     generation::{GenerationError, Sequence, generate},
+    log::{self, TraceError},
     model::Llama,
     picture::{self, PictureError},
     policy::PolicyFileError,
@@ -73,6 +74,8 @@ enum GenerateError {
     DType { dtype: FloatDType, why: String },
     #[error(transparent)]
     Picture(#[from] PictureError),
+    #[error(transparent)]
+    Trace(#[from] TraceError),
     #[error("cannot write the text: {0}")]
     Output(#[from] io::Error),
 }
@@ -92,6 +95,7 @@ fn main() -> ExitCode {
 }
 
 fn run<T: OffloadTarget>(args: &Args) -> Result<(), GenerateError> {
+    let _timeline = log::start(args.trace.as_deref())?;
     // With no budget on the device, all is offloaded.
     let policy = args
         .policy

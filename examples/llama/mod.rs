@@ -10,6 +10,7 @@ pub mod checkpoint;
 pub mod config;
 mod elements;
 pub mod generation;
+pub mod log;
 pub mod model;
 pub mod picture;
 pub mod policy;

@@ -37,6 +37,7 @@ use llama::{
     checkpoint::{self, Checkpoint, CheckpointError},
     config::{ConfigError, LlamaConfig},
     generation::{GenerationError, Sequence, generate},
+    log::{self, TraceError},
     model::{Frame, Llama},
     policy::{self, PolicyArgs, PolicyFileError},
     sample::{Sampler, Sampling},
@@ -119,6 +120,10 @@ struct Args {
     #[arg(long, value_name = "SIZE", value_parser = policy::size, help_heading = "Placement")]
     optimizer_state: Option<ByteSize>,
 
+    /// Write a timeline of what offloading does, in Chrome's format: Perfetto opens it
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+
     #[command(flatten)]
     policy: PolicyArgs,
 }
@@ -166,6 +171,8 @@ enum TrainError {
     Generation(#[from] GenerationError),
     #[error(transparent)]
     Plot(#[from] PlotError),
+    #[error(transparent)]
+    Trace(#[from] TraceError),
     #[error("cannot read the loss from the device: {0}")]
     Device(String),
     #[error("the loss is {loss} at step {step}: try a lower --lr")]
@@ -183,6 +190,7 @@ fn main() -> ExitCode {
 }
 
 fn run<T: OffloadTarget>(args: &Args) -> Result<(), TrainError> {
+    let _timeline = log::start(args.trace.as_deref())?;
     let tokenizer_path = args.tokenizer.clone().unwrap_or_else(default_tokenizer);
     let tokenizer = Tokenizer::read(&tokenizer_path)?;
     let config = config(args, &tokenizer)?;

@@ -76,14 +76,18 @@ impl<B: OffloadTarget, K: Kind<B>> Hosted<B, K> {
     pub fn read(&self, reading: Reading) -> K::Primitive {
         let in_place = B::access(&self.buffer, reading) == Access::InPlace;
         if in_place && let Some(alias) = self.alias() {
+            tracing::trace!("in place");
             return alias;
         }
         if let Some(handle) = B::stage(&self.buffer, &self.layout, &self.device) {
+            tracing::trace!("a copy in the staging memory");
             return self.tensor(handle);
         }
         if let Some(alias) = self.alias() {
+            tracing::trace!("in place, for want of staging memory");
             return alias;
         }
+        tracing::trace!("a copy of its own");
         match B::upload(&self.buffer, &self.layout, &self.device) {
             Some(handle) => self.tensor(handle),
             None => K::from_stored(self.stored_data(), &self.layout, &self.device),

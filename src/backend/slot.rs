@@ -115,6 +115,14 @@ impl<B: OffloadTarget, K: Kind<B>> Slot<B, K> {
         place.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// A span for one operation that reads an offloaded parameter.
+    pub fn reading(&self) -> tracing::Span {
+        if !tracing::enabled!(tracing::Level::TRACE) || !self.is_offloaded() {
+            return tracing::Span::none();
+        }
+        tracing::trace_span!("read", parameter = self.name(), bytes = self.bytes())
+    }
+
     /// The tensor, if it is resident and this was its only slot: the backend may then reuse its
     /// memory, as it would without the slot.
     pub fn into_place(self) -> Place<B, K> {
@@ -215,6 +223,7 @@ impl<B: OffloadTarget, K: Kind<B>> Slot<B, K> {
             state,
         } = order;
         let bytes = layout.bytes();
+        let _span = tracing::debug_span!("load", parameter = name, bytes).entered();
         let as_it_lies = convert::is_same(stored, layout.dtype)
             && (slice.bytes().as_ptr() as usize).is_multiple_of(layout.dtype.size());
         let admission = admit(state, bytes, |used| {
@@ -329,9 +338,11 @@ impl<B: OffloadTarget, K: Kind<B>> Slot<B, K> {
         outgoing: Outgoing<K::Primitive>,
         charge: Charge,
     ) -> Result<Hosted<B, K>, OffloadError> {
+        let bytes = self.layout.bytes();
+        let _span = tracing::debug_span!("offload", parameter = self.name(), bytes).entered();
         let refused = |source| OffloadError::Refused {
             name: self.name(),
-            bytes: self.layout.bytes(),
+            bytes,
             source,
         };
         let (buffer, stored) = match outgoing {
@@ -418,6 +429,8 @@ impl<B: OffloadTarget, K: Kind<B>> Slot<B, K> {
             }
             return;
         };
+        let bytes = self.layout.bytes();
+        let _span = tracing::debug_span!("rewrite", parameter = self.name(), bytes).entered();
         // The old bytes are read until then.
         let made = B::verify(K::erase(tensor.clone()), &self.device);
         let dense = !matches!(self.layout.dtype, DType::QFloat(_));
@@ -704,6 +717,9 @@ impl<B: OffloadTarget, K: Kind<B>> Placed for Slot<B, K> {
                         .update(|r| r.decision.reason = decision.reason);
                     return Ok(false);
                 }
+                let bytes = self.bytes();
+                let _span =
+                    tracing::debug_span!("recall", parameter = self.name(), bytes).entered();
                 // The host copy is let go only when the device is known to have its own.
                 let tensor = hosted.upload().map_err(|err| OffloadError::NotRecalled {
                     name: self.name(),

@@ -206,10 +206,15 @@ impl<B: OffloadTarget, K: Kind<B>> OffloadedTensor<B, K> {
     fn read_param(self, reuse: Reuse) -> K::Primitive {
         match self.0 {
             Repr::Plain(tensor) => tensor,
-            Repr::Param(slot) => match last_place(slot) {
-                Place::Resident(tensor) => tensor,
-                Place::Offloaded(hosted) => hosted.read(Reading { reuse, share: 1.0 }),
-            },
+            Repr::Param(slot) => {
+                let span = slot.reading();
+                match last_place(slot) {
+                    Place::Resident(tensor) => tensor,
+                    Place::Offloaded(hosted) => {
+                        span.in_scope(|| hosted.read(Reading { reuse, share: 1.0 }))
+                    }
+                }
+            }
             Repr::Views(views) => views.read(reuse),
         }
     }
@@ -364,12 +369,13 @@ fn watching<D: Device>(device: &D, made: Option<u64>) -> Option<Arc<DeviceState>
 
 impl<B: OffloadTarget, K: Kind<B>> Views<B, K> {
     fn read(self, reuse: Reuse) -> K::Primitive {
+        let span = self.slot.reading();
         let tensor = match last_place(self.slot) {
             Place::Resident(tensor) => tensor,
             Place::Offloaded(hosted) => {
                 let whole = hosted.elements().max(1) as f64;
                 let share = (self.shape.num_elements() as f64 / whole).min(1.0);
-                hosted.read(Reading { reuse, share })
+                span.in_scope(|| hosted.read(Reading { reuse, share }))
             }
         };
         self.views.into_iter().fold(tensor, K::view)
